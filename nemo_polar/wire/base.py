@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a provider dialect is: pure functions between the provider's JSON or SSE and the nouns.
+
+A dialect never touches a socket, a clock or a token id. One instance serves all sessions; what one streamed answer needs to
+remember lives in the ``StreamEncoder`` it hands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from nemo_polar.errors import CallError
+from nemo_polar.types import Delta, ModelCall, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a request line asks for."""
+
+    kind: Literal["generate", "models", "model", "count_tokens", "probe"]
+    """``probe``: a reachability check the vendor's client makes; answered 200 with an empty body."""
+    model: str | None = None
+    """Set where the provider puts the model name (or the id asked for) into the URL."""
+    stream: bool | None = None
+    """Set where the provider says so in the URL."""
+
+
+class StreamEncoder(Protocol):
+    """Turns one reply into the provider's event stream. Joined, the bytes of all methods are a complete, valid stream."""
+
+    def start(self) -> bytes:
+        """What goes before the first delta; may be empty."""
+        ...
+
+    def delta(self, delta: Delta) -> bytes:
+        """Text or reasoning as it comes, or one whole tool call."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """Bytes that hold the connection open and mean nothing."""
+        ...
+
+    def finish(self, reply: Reply) -> bytes:
+        """The terminal events. Sent only once the reply is journalled."""
+        ...
+
+    def error(self, exc: CallError) -> bytes:
+        """The provider's way to say that a stream under way has failed."""
+        ...
+
+
+class Dialect(Protocol):
+    """One provider API."""
+
+    name: str
+
+    def recognise(self, method: str, path: str, headers: Mapping[str, str]) -> Route | None:
+        """The route this request is for, or None when it is not of this dialect. ``path`` carries no query."""
+        ...
+
+    def secret(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        """The session secret, from where the provider's clients put their API key."""
+        ...
+
+    def parse(self, body: bytes, route: Route) -> ModelCall:
+        """The call in ``body``.
+
+        Raises:
+            BadRequest: malformed JSON, a wrong type, an unknown role, a result without its call, an unsupported feature.
+        """
+        ...
+
+    def reply(self, call: ModelCall, reply: Reply) -> bytes:
+        """The whole answer as one JSON body."""
+        ...
+
+    def stream(self, call: ModelCall, reply_id: str, created: int, model: str) -> StreamEncoder:
+        """An encoder for a streamed answer."""
+        ...
+
+    def error(self, exc: CallError) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, extra headers and body of the provider's error shape."""
+        ...
+
+    def models(self, names: Sequence[str], created: int, context: int) -> bytes:
+        """The models listing."""
+        ...
+
+    def is_retry(self, headers: Mapping[str, str]) -> bool:
+        """True when the vendor's client says that this request repeats a failed one."""
+        ...
