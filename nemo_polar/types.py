@@ -131,7 +131,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What the harness asked for. Only ``auto`` and ``none`` are honoured (forcing would not be re-scorable); others are logged."""
+    """What the harness asked for. ``auto`` and ``none`` are honoured; others are logged: a forced call is not re-scorable."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str | None = None
@@ -223,7 +223,7 @@ class Sample:
     def __post_init__(self) -> None:
         if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:
             raise ValueError(
-                f"a sample needs one log-probability a token: ids {self.token_ids.shape}, log-probabilities {self.logprobs.shape}"
+                f"a sample needs a log-probability a token: {self.token_ids.shape} ids, {self.logprobs.shape} log-probabilities"
             )
 
     def __len__(self) -> int:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a harness adapter is: data in, a plan out.
 
-An adapter says which files, environment and command line make a vendor's CLI talk to our proxy, and how to read its final message.
-It never touches the network, the disk or a clock, and never changes the harness itself.
+An adapter says which files, environment and command line make a vendor's CLI talk to our proxy, and how to read its final
+message. It never touches the network, the disk or a clock, and never changes the harness itself.
 """
 
 from __future__ import annotations

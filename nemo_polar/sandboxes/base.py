@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sandbox is: a place where a harness runs, reaching nothing but the proxy.
 
-``start, exec, put, get, stop``; every ``exec`` has a deadline, and nothing of it lives on after it ends. Paths are those *inside*
-the sandbox: ``WORKDIR`` and ``HOME`` are the same for every run, so that two rollouts of a task send the same first prompt.
+``start, exec, put, get, stop``; every ``exec`` has a deadline, and nothing of it lives on after it ends. Paths are those
+*inside* the sandbox: ``WORKDIR`` and ``HOME`` are the same for every run, so two rollouts of a task send the same first prompt.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Sandbox(Protocol):
         cwd: str = WORKDIR,
         network: bool = True,
     ) -> ExecResult:
-        """Run a command. At the deadline, or when cancelled, its whole process tree is killed. ``network`` False: no proxy either.
+        """Run a command. At the deadline, or when cancelled, its whole process tree is killed.
+
+        With ``network`` False not even the proxy is reachable.
 
         Raises:
             SandboxError: the sandbox itself failed (a command that fails is an ordinary result).

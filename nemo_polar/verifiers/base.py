@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a verifier is: it turns what a finished sandbox left behind into a reward.
 
-A verifier works on a *copy* of the workspace, in a fresh sandbox, with files the agent could not touch. If it fails itself, that
-is a ``VerifierError``, never a reward of zero.
+A verifier works on a *copy* of the workspace, in a fresh sandbox, with files the agent could not touch. If it fails
+itself, that is a ``VerifierError``, never a reward of zero.
 """
 
 from __future__ import annotations

@@ -1,0 +1,396 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""The life of one call: authenticate, parse, place in the tree, admit, sample, record, reply.
+
+``Calls.handle`` is that life on one screen. Every way out of it is an answer in the provider's shape; nothing a client sends
+can end the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from aiohttp import web
+
+from nemo_polar.capture.draw import Drawer, Ticket, effective_sampling
+from nemo_polar.capture.journal import Journal
+from nemo_polar.capture.live import LiveReply
+from nemo_polar.capture.sessions import Session, SessionStore
+from nemo_polar.engines.base import EngineInfo
+from nemo_polar.errors import (
+    BadRequest,
+    CallError,
+    ContextOverflow,
+    JournalError,
+    NotFound,
+    Overloaded,
+    TokenError,
+    TooLarge,
+    Unavailable,
+)
+from nemo_polar.settings import CaptureSettings
+from nemo_polar.tokens.base import Codec
+from nemo_polar.tokens.canonical import Fingerprints, fingerprints
+from nemo_polar.tokens.tree import Placement
+from nemo_polar.types import (
+    Delta,
+    FinishReason,
+    ForkReason,
+    ModelCall,
+    Reasoning,
+    ReasoningDelta,
+    Reply,
+    Role,
+    Text,
+    TextDelta,
+    TokenIds,
+    ToolCall,
+    ToolCallDelta,
+    Turn,
+    Usage,
+)
+from nemo_polar.wire.base import Dialect, Route
+from nemo_polar.wire.recognise import match
+
+log = logging.getLogger("nemo_polar.capture")
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Calls:
+    """Answers the harness side of one proxy."""
+
+    settings: CaptureSettings
+    dialects: Sequence[Dialect]
+    sessions: SessionStore
+    codec: Codec
+    info: EngineInfo
+    journal: Journal
+    drawer: Drawer
+    threads: Executor
+    clock: Callable[[], float]
+    started_at: int
+    retention: str
+    in_flight: int = 0
+
+    # --- the life of one call -----------------------------------------------------------------------------------------
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """One HTTP request, from its first byte to its last."""
+        found = match(self.dialects, request.method, request.path, request.headers)
+        dialect, route = found if found is not None else (self.dialects[0], None)
+        try:
+            if route is None:
+                raise NotFound(f"There is no {request.method} {request.path} here.")
+            if route.kind == "probe":
+                return web.Response()
+            session = self.sessions.authenticate(dialect.secret(request.headers, request.query))
+            if route.kind in ("models", "model"):
+                return self._models(dialect, route)
+            call, rewrites = self._rewritten(session, dialect.parse(await self._body(request), route))
+            self._check_model(call)
+            if route.kind == "count_tokens":
+                raise NotFound("Counting tokens is not served for this API.")
+            live = await self._accept(session, call, rewrites, retry=dialect.is_retry(request.headers))
+            try:
+                if call.stream:
+                    return await self._stream(request, dialect, session, call, live)
+                return await self._whole(request, dialect, session, call, live)
+            finally:
+                live.detach()
+                if live.done and not live.readers and live in session.live:
+                    session.live.remove(live)
+        except CallError as exc:
+            return _answer(dialect, exc)
+        except JournalError as exc:
+            return _answer(dialect, Unavailable(f"The call cannot be recorded: {exc}", retry_after=1.0))
+        except TokenError as exc:
+            return _answer(dialect, BadRequest(str(exc), param="messages"))
+        except (asyncio.CancelledError, ConnectionError):
+            raise  # the client has gone: nobody to answer
+        except Exception:  # the last boundary: whatever was not foreseen becomes the provider's 500
+            log.exception("unforeseen failure while answering %s %s", request.method, request.path)
+            error = CallError("The proxy failed on this request; its log says why.")
+            return _answer(dialect, error)
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The request's body, bounded in bytes and in time."""
+        limit = self.settings.max_body_bytes
+        error = TooLarge(f"The request body is over the limit of {limit} bytes.")
+        if (request.content_length or 0) > limit:
+            raise error
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.settings.read_seconds):
+                async for piece in request.content.iter_any():
+                    body += piece
+                    if len(body) > limit:
+                        raise error
+        except TimeoutError:
+            raise BadRequest(f"The request did not arrive within {self.settings.read_seconds:g} s.") from None
+        except web.PayloadAccessError as exc:
+            raise BadRequest(f"The request body cannot be decoded: {exc}") from exc
+        return bytes(body)
+
+    def _rewritten(self, session: Session, call: ModelCall) -> tuple[ModelCall, int]:
+        """The call with the declared rewrites applied, and how many there were."""
+        parts = sum(len(m.parts) for m in call.messages)
+        if parts > self.settings.max_parts:
+            raise TooLarge(f"The request has {parts} message parts; the limit is {self.settings.max_parts}.", param="messages")
+        call, count = session.date.apply(call, session.written_dates(self.clock()))
+        session.counters["rewrites"] += count
+        for what in call.dropped:
+            session.counters[f"dropped:{what}"] += 1
+        return call, count
+
+    def _check_model(self, call: ModelCall) -> None:
+        if not self.settings.any_model and call.model not in (self.settings.model, self.info.model):
+            raise NotFound(f"The model {call.model!r} does not exist.", param="model", code="model_not_found")
+
+    # --- from a request to a reply under way --------------------------------------------------------------------------
+
+    async def _accept(self, session: Session, call: ModelCall, rewrites: int, *, retry: bool) -> LiveReply:
+        """A reply to follow: one under way, a recorded one, or a new sample. Already attached."""
+        prints = fingerprints(call, self.codec.fingerprint)
+        live = self._joined(session, prints, retry=retry) or self._replayed(session, call, prints, retry=retry)
+        if live is not None:
+            session.counters["joined"] += 1
+            live.attach()
+            return live
+        if call.messages[-1].role is Role.ASSISTANT:
+            raise BadRequest(
+                "The last message is from the assistant; this model cannot continue one. End with a user or tool message.",
+                param=f"messages[{len(call.messages) - 1}]",
+            )
+        session.check_budget()
+        if not self.journal.healthy:
+            raise JournalError(self.journal.last_error or "the journal is not running")
+        if self.in_flight >= self.settings.max_calls or len(session.live) >= self.settings.max_calls_per_session:
+            raise Overloaded("Too many calls are in flight; try again shortly.", retry_after=1.0)
+        live = LiveReply(secrets.token_hex(12), int(self.clock()), prints.request, grace=self.settings.grace_seconds)
+        live.attach()
+        session.live.append(live)
+        self.in_flight += 1
+        try:
+            ticket = await self._ticket(session, call, prints, rewrites)
+        except BaseException:
+            self.in_flight -= 1
+            session.live.remove(live)
+            raise
+        session.counters["calls"] += 1
+        live.task = asyncio.create_task(self._draw(session, ticket, live), name=f"draw {session.id}/{ticket.call_id}")
+        return live
+
+    async def _draw(self, session: Session, ticket: Ticket, live: LiveReply) -> None:
+        try:
+            await self.drawer.draw(session, ticket, live)
+        finally:
+            self.in_flight -= 1
+            if live.reply is not None:
+                session.counters["replies"] += 1
+                session.failures.pop(live.request, None)
+            if not live.readers and live in session.live:
+                session.live.remove(live)
+
+    def _joined(self, session: Session, prints: Fingerprints, *, retry: bool) -> LiveReply | None:
+        """An identical call under way whose client is gone, or that this one says it repeats."""
+        for live in reversed(session.live):
+            if live.request == prints.request and live.error is None and (retry or not live.readers):
+                return live
+        return None
+
+    def _replayed(self, session: Session, call: ModelCall, prints: Fingerprints, *, retry: bool) -> LiveReply | None:
+        """A finished reply to an identical call that never reached its client."""
+        tree = session.tree
+        for turn in reversed(tree.earlier(prints)):
+            if turn.sample.finish_reason is FinishReason.ABORT or tree.has_child(turn) or self._is_live(session, turn):
+                continue
+            if turn.delivered and not retry:
+                return None
+            live = LiveReply(secrets.token_hex(12), int(self.clock()), prints.request, grace=0.0)
+            live.turns = [turn]
+            live.publish(_deltas(turn))
+            tokens = _reply_tokens(session, turn)
+            usage = Usage(turn.prompt_len - (tokens - len(turn.sample)), tokens)
+            model = call.model or self.settings.model
+            live.finish(
+                Reply(live.id, live.created, model, turn.reply, turn.sample.finish_reason, usage, stop=turn.sample.stop)
+            )
+            return live
+        return None
+
+    def _is_live(self, session: Session, turn: Turn) -> bool:
+        return any(turn in live.turns and live.readers for live in session.live)
+
+    def _partial(self, session: Session, prints: Fingerprints) -> Turn | None:
+        """An aborted sample for an identical request that nothing has continued yet."""
+        for turn in reversed(session.tree.earlier(prints)):
+            open_end = turn.sample.finish_reason is FinishReason.ABORT and not session.tree.has_child(turn)
+            if open_end and not any(turn in live.turns for live in session.live):
+                return turn
+        return None
+
+    async def _ticket(self, session: Session, call: ModelCall, prints: Fingerprints, rewrites: int) -> Ticket:
+        """Where the call goes, its ids, and how much may be drawn."""
+        tree = session.tree
+        placement = tree.place(call, prints)
+        partial = self._partial(session, prints)
+        if partial is not None:
+            prompt_ids = tree.ids_through(partial)
+            continued = _reply_tokens(session, partial)
+        else:
+            placement, prompt_ids = await self._prompt(session, call, placement)
+            continued = 0
+        session.counters["ambiguous"] += placement.ambiguous
+        sampling = effective_sampling(
+            call, self.settings.sampling, seed_for=f"{session.rollout_id}/{session.counters['calls']}"
+        )
+        limit = min(self.settings.max_context or self.info.max_context, self.info.max_context)
+        room = limit - (len(prompt_ids) - continued)
+        if room <= 0:
+            raise ContextOverflow(len(prompt_ids), limit)
+        max_new = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        return Ticket(
+            call=call,
+            call_id=secrets.token_hex(8),
+            prints=prints,
+            placement=placement,
+            prompt_ids=prompt_ids,
+            sampling=replace(sampling, max_tokens=max_new),
+            max_new=max_new,
+            continues=partial,
+            rewrites=rewrites,
+        )
+
+    async def _prompt(self, session: Session, call: ModelCall, placement: Placement) -> tuple[Placement, TokenIds]:
+        """The prompt as ids: a recorded line extended, or the whole conversation rendered as a root."""
+        parent = placement.parent
+        if parent is not None:
+            line = session.tree.ids_through(parent)
+            if not self.info.takes_ids:
+                return placement, line
+            prompt, sampled = line[: parent.prompt_len], line[parent.prompt_len :]
+            delta = await self._maybe_threaded(
+                placement.new, lambda: self.codec.bridge(prompt, sampled, placement.new, call.tools)
+            )
+            if delta is not None and len(delta):
+                return placement, np.concatenate([line, delta])
+            placement = placement.as_root(self._why_not(placement), call)
+        rendered = await self._maybe_threaded(call.messages, lambda: self.codec.render(call.messages, call.tools))
+        return placement, rendered
+
+    def _why_not(self, placement: Placement) -> ForkReason:
+        if any(m.role is Role.ASSISTANT for m in placement.new):
+            return ForkReason.EDITED
+        return ForkReason.RETENTION if self.retention == "template" else ForkReason.BRIDGE
+
+    async def _maybe_threaded(self, messages: Sequence[Any], work: Callable[[], _T]) -> _T:
+        """Run ``work`` off the event loop when there is much to encode."""
+        if sum(len(m.text) + sum(len(str(p)) for p in m.parts) for m in messages) <= self.settings.thread_bytes:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    # --- from a reply to bytes ----------------------------------------------------------------------------------------
+
+    async def _whole(
+        self, request: web.Request, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
+    ) -> web.StreamResponse:
+        await live.ended()
+        if live.reply is None:
+            raise live.error or CallError("The reply ended in no known way.")
+        response = web.Response(body=dialect.reply(call, live.reply), content_type="application/json")
+        await response.prepare(request)
+        await response.write_eof()
+        await self._delivered(session, live)
+        return response
+
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
+    ) -> web.StreamResponse:
+        encoder = dialect.stream(call, live.id, live.created, call.model or self.settings.model)
+        response: web.StreamResponse | None = None
+        async for batch in live.follow(self.settings.keep_alive_seconds):
+            out = b"".join(map(encoder.delta, batch)) if batch else encoder.keep_alive()
+            if response is None:
+                response = _event_stream()
+                await response.prepare(request)
+                out = encoder.start() + out
+            await response.write(out)
+        if live.reply is None:
+            error = live.error or CallError("The reply ended in no known way.")
+            if response is None:
+                raise error  # nothing was sent yet: a plain error answer is clearer than a failed stream
+            await response.write(encoder.error(error))
+            await response.write_eof()
+            return response
+        last = encoder.finish(live.reply)
+        if response is None:
+            response = _event_stream()
+            await response.prepare(request)
+            last = encoder.start() + last
+        await response.write(last)
+        await response.write_eof()
+        await self._delivered(session, live)
+        return response
+
+    async def _delivered(self, session: Session, live: LiveReply) -> None:
+        """Note that the client has the whole reply."""
+        fresh = [t for t in live.turns if not t.delivered]
+        for turn in fresh:
+            turn.delivered = True
+        for turn in fresh:
+            try:
+                await self.journal.mark_delivered(session.id, turn.id)
+            except JournalError as exc:
+                log.warning(
+                    "session %s: turn %d was delivered, but the journal could not note it: %s", session.id, turn.id, exc
+                )
+
+    def _models(self, dialect: Dialect, route: Route) -> web.Response:
+        name = self.settings.model
+        if route.kind == "model" and not self.settings.any_model and route.model != name:
+            raise NotFound(f"The model {route.model!r} does not exist.", code="model_not_found")
+        shown = route.model if route.kind == "model" and route.model else name
+        body = dialect.models([shown], self.started_at, self.settings.max_context or self.info.max_context)
+        return web.Response(body=body, content_type="application/json")
+
+
+def _event_stream() -> web.StreamResponse:
+    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return web.StreamResponse(headers=headers)
+
+
+def _answer(dialect: Dialect, exc: CallError) -> web.Response:
+    status, headers, body = dialect.error(exc)
+    return web.Response(status=status, headers=dict(headers), body=body, content_type="application/json")
+
+
+def _reply_tokens(session: Session, turn: Turn) -> int:
+    """Sampled tokens of the reply that ends in ``turn``, over all the turns it continues."""
+    count = len(turn.sample)
+    while turn.continues and turn.parent is not None:
+        turn = session.tree.turns[turn.parent]
+        count += len(turn.sample)
+    return count
+
+
+def _deltas(turn: Turn) -> list[Delta]:
+    """A recorded reply as deltas."""
+    out: list[Delta] = []
+    calls = 0
+    for part in turn.reply.parts:
+        if isinstance(part, Text):
+            out.append(TextDelta(part.text))
+        elif isinstance(part, Reasoning):
+            out.append(ReasoningDelta(part.text))
+        elif isinstance(part, ToolCall):
+            out.append(ToolCallDelta(calls, part))
+            calls += 1
+    return out

@@ -1,0 +1,456 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""Drawing one reply: engine calls, the parser, the record.
+
+A reply is one sample, unless it was interrupted (weights were replaced, the engine was lost, a client went away for good): then
+it goes on from the ids drawn so far as a new turn that continues the aborted one. Every engine call is one turn, so that the
+record and the engine's own log can be compared one to one. Nothing is published as final before it is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+
+from nemo_polar.capture.journal import CallRow, Journal
+from nemo_polar.capture.live import LiveReply
+from nemo_polar.capture.sessions import Session
+from nemo_polar.engines.base import Engine, EngineInfo, GenerateRequest
+from nemo_polar.errors import (
+    CallError,
+    ContextOverflow,
+    EngineError,
+    EngineOverflow,
+    EngineOverloaded,
+    EngineProtocol,
+    EngineTimeout,
+    JournalError,
+    Unavailable,
+)
+from nemo_polar.settings import SamplingPolicy
+from nemo_polar.tokens.base import Codec, ReplyParser
+from nemo_polar.tokens.canonical import Fingerprints
+from nemo_polar.tokens.tree import Placement
+from nemo_polar.types import (
+    Delta,
+    FinishReason,
+    ForkReason,
+    Kind,
+    LogProbs,
+    Message,
+    ModelCall,
+    Reply,
+    Sample,
+    SamplingParams,
+    TokenIds,
+    TokenLogProb,
+    ToolCallDelta,
+    Turn,
+    Usage,
+    as_ids,
+)
+
+_EMPTY_IDS: TokenIds = np.empty(0, np.int32)
+_BACKOFF_SECONDS = 0.25
+
+
+def effective_sampling(call: ModelCall, policy: SamplingPolicy, *, seed_for: str) -> SamplingParams:
+    """What is really drawn: the trainer's distribution unless the policy says otherwise; the harness keeps its stop strings."""
+    asked = call.sampling
+    limits = [n for n in (asked.max_tokens, policy.max_tokens) if n is not None]
+    seed = asked.seed
+    if policy.seed is not None:
+        seed = int.from_bytes(blake2b(f"{policy.seed}/{seed_for}".encode(), digest_size=4).digest(), "little") >> 1
+    common = replace(asked, max_tokens=min(limits) if limits else None, seed=seed)
+    if not policy.override:
+        return common
+    return SamplingParams(
+        temperature=policy.temperature,
+        top_p=policy.top_p,
+        top_k=policy.top_k,
+        min_p=policy.min_p,
+        max_tokens=common.max_tokens,
+        stop=asked.stop,
+        seed=seed,
+    )
+
+
+@dataclass(slots=True)
+class Gate:
+    """Closed while weights are replaced; knows the version served."""
+
+    weights_version: int
+    open: asyncio.Event
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One accepted call on its way to a reply."""
+
+    call: ModelCall
+    call_id: str
+    prints: Fingerprints
+    placement: Placement
+    prompt_ids: TokenIds
+    """int32[P]: what the engine is to be given (for a chat-only engine: the recorded prefix)."""
+    sampling: SamplingParams
+    max_new: int
+    continues: Turn | None = None
+    """An aborted turn of the same request to go on from; ``prompt_ids`` then ends with its sampled ids."""
+    rewrites: int = 0
+    """Declared rewrites applied to the request."""
+    open_requests: int = 0
+    """Engine requests noted in the journal that have come to nothing yet."""
+
+
+class Drawer:
+    """Draws replies for all sessions of one proxy."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        info: EngineInfo,
+        codec: Codec,
+        journal: Journal,
+        gate: Gate,
+        model: str,
+        retries: int,
+        deadline: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._info = info
+        self._codec = codec
+        self._journal = journal
+        self._gate = gate
+        self._model = model
+        self._retries = retries
+        self._deadline = deadline
+        self._clock = clock
+
+    async def draw(self, session: Session, ticket: Ticket, live: LiveReply) -> None:
+        """Run one reply to its end; ``live`` always ends, with a reply or an error of the provider's kind."""
+        run = _Run(self, session, ticket, live)
+        try:
+            async with asyncio.timeout(self._deadline):
+                reply = await run.go()
+            live.finish(reply)
+        except TimeoutError:
+            await self._failed(
+                session, ticket, live, Unavailable(f"The reply took longer than {self._deadline:g} s."), "deadline"
+            )
+        except asyncio.CancelledError:
+            await self._failed(session, ticket, live, Unavailable("The reply was given up: its client had gone."), "cancelled")
+        except CallError as exc:
+            await self._failed(session, ticket, live, exc, exc.kind)
+        except JournalError as exc:
+            session.failures[live.request] = f"JournalError: {exc}"
+            error = Unavailable(f"The reply cannot be recorded: {exc}", retry_after=1.0)
+            await self._failed(session, ticket, live, error, "journal")
+        except EngineError as exc:
+            session.failures[live.request] = f"{type(exc).__name__}: {exc}"
+            error = Unavailable(f"The inference engine failed: {exc}", retry_after=1.0)
+            await self._failed(session, ticket, live, error, type(exc).__name__)
+
+    async def _failed(self, session: Session, ticket: Ticket, live: LiveReply, error: CallError, status: str) -> None:
+        session.counters[f"failed_{status}"] += 1
+        try:
+            await self.end_call(ticket, status, str(error))
+        except JournalError as exc:
+            session.failures.setdefault(live.request, f"JournalError: {exc}")
+        live.fail(error)
+
+    def open_call(self, session: Session, ticket: Ticket, request_id: str, prompt_len: int, parent: Turn | None) -> None:
+        """Note an engine request before it is made, so that a crash leaves a trace of it. Does not wait for the disk."""
+        fork = ticket.placement.fork_reason if parent is None else None
+        row = CallRow(
+            call_id=ticket.call_id,
+            session_id=session.id,
+            request_id=request_id,
+            opened_at=self._clock(),
+            dialect=ticket.call.dialect,
+            parent=parent.id if parent is not None else None,
+            fork_reason=fork.value if fork is not None else None,
+            prompt_len=prompt_len,
+            streamed=ticket.call.stream,
+            dropped=ticket.call.dropped,
+            rewrites=ticket.rewrites,
+            kind=Kind.MAIN.value,
+        )
+        ticket.open_requests += 1
+        self._journal.open_call(row)
+
+    async def end_call(self, ticket: Ticket, status: str, error: str | None) -> None:
+        """Note why the engine requests of this call that are still open made no turn."""
+        if ticket.open_requests:
+            ticket.open_requests = 0
+            await self._journal.end_call(ticket.call_id, self._clock(), status, error)
+
+
+class _Run:
+    """The state of one reply under way."""
+
+    def __init__(self, drawer: Drawer, session: Session, ticket: Ticket, live: LiveReply) -> None:
+        self.d = drawer
+        self.session = session
+        self.ticket = ticket
+        self.live = live
+        self.prompt_ids = ticket.prompt_ids
+        self.parser: ReplyParser = self._parser(ticket.prompt_ids)
+        self.ids: list[TokenIds] = []
+        """All ids of the reply, over all turns."""
+        self.logprobs: list[LogProbs] = []
+        self.held: list[Delta] = []
+        """Deltas from the first tool call on: a call is an acknowledgement, so it waits for the journal."""
+        self.parent = ticket.continues or ticket.placement.parent
+        self.continues = ticket.continues is not None
+
+    def _parser(self, prompt_ids: TokenIds) -> ReplyParser:
+        call = self.ticket.call
+        return self.d._codec.parser(
+            prompt_ids, call.tools, stop=call.sampling.stop, parse_calls=bool(call.tools) and call.tool_choice.mode != "none"
+        )
+
+    async def go(self) -> Reply:
+        if self.ticket.continues is not None:
+            self._replay_partial(self.ticket.continues)
+        failures = 0
+        while True:
+            await self.d._gate.open.wait()
+            if self.ticket.max_new <= self._drawn and self.parent is not None:
+                self._hold_or_publish(self.parser.finish(FinishReason.LENGTH))
+                self.live.publish(self.held)
+                return self._reply(self.parent, FinishReason.LENGTH)
+            segment = _Segment(self.d._clock(), self.d._gate.weights_version)
+            try:
+                finish = await self._segment(segment)
+            except asyncio.CancelledError:
+                await self._record_partial(segment)
+                raise
+            except EngineOverflow as exc:
+                raise ContextOverflow(self._prompt_len(), self.d._info.max_context) from exc
+            except EngineError as exc:
+                failures += 1
+                await self._record_partial(segment)
+                await self.d.end_call(self.ticket, type(exc).__name__, str(exc))
+                if failures > self.d._retries or not exc.retryable:
+                    raise
+                await asyncio.sleep(_retry_delay(exc, failures))
+                continue
+            if finish is FinishReason.ABORT:
+                failures += self.d._gate.open.is_set()
+                if failures > self.d._retries:
+                    await self._record_partial(segment)
+                    raise EngineProtocol("the engine keeps aborting this sample, and nobody paused it")
+                await self._record_partial(segment)
+                await self.d.end_call(self.ticket, "paused", None)
+                continue
+            self._hold_or_publish(self.parser.finish(finish))
+            turn = await self._record(segment, finish)
+            self.live.publish(self.held)
+            return self._reply(turn, finish)
+
+    def _replay_partial(self, partial: Turn) -> None:
+        """Feed the parser what an earlier, aborted attempt at this reply drew."""
+        chain: list[Turn] = [partial]
+        while chain[-1].continues:
+            chain.append(self.session.tree.turns[chain[-1].parent or 0])
+        for turn in reversed(chain):
+            self.ids.append(turn.sample.token_ids)
+            self.logprobs.append(turn.sample.logprobs)
+            self._hold_or_publish(self.parser.feed(turn.sample.token_ids))
+
+    def _prompt_len(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def _drawn(self) -> int:
+        return sum(map(len, self.ids))
+
+    async def _segment(self, segment: _Segment) -> FinishReason:
+        """One engine call. Returns how it ended; ids land in ``segment``."""
+        ticket = self.ticket
+        prompt = np.concatenate([ticket.prompt_ids, *self.ids[self._already :]]) if self.ids else ticket.prompt_ids
+        request = GenerateRequest(
+            request_id=f"polar-{self.session.id}-{segment.id}",
+            prompt_ids=prompt,
+            sampling=ticket.sampling,
+            stop_token_ids=self.d._codec.stop_token_ids,
+            max_tokens=ticket.max_new - self._drawn,
+            session_id=self.session.id,
+            chat=None if self.d._info.takes_ids else ticket.call,
+            required_prefix=len(prompt) if not self.d._info.takes_ids and ticket.placement.parent is not None else 0,
+        )
+        segment.request_id = request.request_id
+        segment.prompt_ids = prompt
+        self.d.open_call(self.session, ticket, request.request_id, len(prompt), self.parent)
+        async with aclosing(self.d._engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                if chunk.prompt_ids is not None and not segment.ids:
+                    segment.prompt_ids = as_ids(chunk.prompt_ids)
+                    if not self.d._info.takes_ids:
+                        self.prompt_ids = segment.prompt_ids
+                        self.parser = self._parser(segment.prompt_ids)
+                segment.take(chunk.token_ids, chunk.logprobs, self.d._clock())
+                self._hold_or_publish(self.parser.feed(chunk.token_ids))
+                if self.parser.stopped is not None:
+                    return FinishReason.STOP
+                if chunk.finish_reason is not None:
+                    return chunk.finish_reason
+        raise EngineProtocol(f"{request.request_id}: the engine's stream ended without a finish reason")
+
+    @property
+    def _already(self) -> int:
+        """How many of ``ids`` the ticket's prompt holds already."""
+        if self.ticket.continues is None:
+            return 0
+        count, turn = 1, self.ticket.continues
+        while turn.continues:
+            turn = self.session.tree.turns[turn.parent or 0]
+            count += 1
+        return count
+
+    def _hold_or_publish(self, deltas: list[Delta]) -> None:
+        if not self.held and not any(isinstance(d, ToolCallDelta) for d in deltas):
+            self.live.publish(deltas)
+            return
+        for at, delta in enumerate(deltas):
+            if self.held or isinstance(delta, ToolCallDelta):
+                self.held += deltas[at:]
+                return
+            self.live.publish([delta])
+
+    # --- recording ----------------------------------------------------------------------------------------------------
+
+    async def _record_partial(self, segment: _Segment) -> None:
+        """Record an interrupted engine call; one that drew nothing leaves no turn."""
+        if segment.ids:
+            await self._record(segment, FinishReason.ABORT)
+
+    async def _record(self, segment: _Segment, finish: FinishReason) -> Turn:
+        """Put one engine call into the journal, then into the tree. Once begun it is carried through, whoever is cancelled."""
+        return await asyncio.shield(asyncio.ensure_future(self._record_now(segment, finish)))
+
+    async def _record_now(self, segment: _Segment, finish: FinishReason) -> Turn:
+        ids, logprobs = segment.packed()
+        self.ids.append(ids)
+        self.logprobs.append(logprobs)
+        sample = Sample(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason=finish,
+            stop=self.parser.stopped,
+            weights_version=(segment.weights_version, self.d._gate.weights_version),
+            sampling=self.ticket.sampling,
+            started_at=segment.started_at,
+            first_token_at=segment.first_token_at,
+            ended_at=self.d._clock(),
+        )
+        session, ticket = self.session, self.ticket
+        message = self._message_so_far(finish)
+        async with session.recording:
+            parent, delta, placement = self._where(segment)
+            turn = Turn(
+                id=len(session.tree.turns),
+                session_id=session.id,
+                parent=parent.id if parent is not None else None,
+                prompt_delta=delta,
+                sample=sample,
+                reply=message,
+                request_id=segment.request_id,
+                call_id=ticket.call_id,
+                fork_reason=placement.fork_reason if parent is None else None,
+                fork_of=placement.fork_of if parent is None else None,
+                continues=self.continues,
+                prompt_len=len(segment.prompt_ids),
+                tools_key=ticket.prints.tools,
+                system_key=ticket.prints.system,
+            )
+            await self.d._journal.add_turn(turn)
+            ticket.open_requests = 0
+            session.tree.add(turn, ticket.call, ticket.prints)
+        session.counters["sampled_tokens"] += len(ids)
+        self.live.turns.append(turn)
+        self.parent, self.continues = turn, finish is FinishReason.ABORT
+        return turn
+
+    def _where(self, segment: _Segment) -> tuple[Turn | None, TokenIds, Placement]:
+        """Parent and prompt delta of the turn to record, checked against what the engine was really given."""
+        placement = self.ticket.placement
+        if self.parent is None:
+            return None, segment.prompt_ids, placement
+        if self.continues:
+            return self.parent, _EMPTY_IDS, placement
+        prefix = self.session.tree.ids_through(self.parent)
+        if len(segment.prompt_ids) > len(prefix) and np.array_equal(segment.prompt_ids[: len(prefix)], prefix):
+            return self.parent, segment.prompt_ids[len(prefix) :].copy(), placement
+        self.session.counters["engine_mismatch"] += 1
+        return None, segment.prompt_ids, placement.as_root(ForkReason.ENGINE, self.ticket.call)
+
+    def _message_so_far(self, finish: FinishReason) -> Message:
+        if finish is not FinishReason.ABORT:
+            return self.parser.message()
+        # A throw-away parser: the real one goes on with the next turn.
+        parser = self._parser(self.prompt_ids)
+        for ids in self.ids:
+            parser.feed(ids)
+        parser.finish(FinishReason.ABORT)
+        return parser.message()
+
+    def _reply(self, turn: Turn, finish: FinishReason) -> Reply:
+        logprobs = None
+        if self.ticket.call.want_logprobs:
+            text = self.d._codec.token_text
+            logprobs = tuple(
+                TokenLogProb(*text(int(i)), float(p))
+                for ids, lps in zip(self.ids, self.logprobs, strict=True)
+                for i, p in zip(ids, lps, strict=True)
+            )
+        prompt_tokens = turn.prompt_len - (self._drawn - len(turn.sample))
+        return Reply(
+            id=self.live.id,
+            created=self.live.created,
+            model=self.ticket.call.model or self.d._model,
+            message=turn.reply,
+            finish_reason=finish,
+            usage=Usage(prompt_tokens, self._drawn),
+            stop=self.parser.stopped,
+            logprobs=logprobs,
+        )
+
+
+class _Segment:
+    """What one engine call has drawn so far."""
+
+    def __init__(self, started_at: float, weights_version: int) -> None:
+        self.id = secrets.token_hex(8)
+        self.request_id = ""
+        self.prompt_ids: TokenIds = _EMPTY_IDS
+        self.started_at = started_at
+        self.first_token_at = 0.0
+        self.weights_version = weights_version
+        self.ids: list[TokenIds] = []
+        self.logprobs: list[LogProbs] = []
+
+    def take(self, ids: TokenIds, logprobs: LogProbs, now: float) -> None:
+        if len(ids):
+            self.first_token_at = self.first_token_at or now
+            self.ids.append(ids)
+            self.logprobs.append(logprobs)
+
+    def packed(self) -> tuple[TokenIds, LogProbs]:
+        if not self.ids:
+            return _EMPTY_IDS, np.empty(0, np.float32)
+        return np.concatenate(self.ids), np.concatenate(self.logprobs)
+
+
+def _retry_delay(exc: EngineError, failures: int) -> float:
+    longer = 4 if isinstance(exc, EngineOverloaded | EngineTimeout) else 1
+    return _BACKOFF_SECONDS * longer * 2 ** (failures - 1)

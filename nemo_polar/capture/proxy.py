@@ -1,0 +1,292 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""The capture proxy: listeners, sessions and weight updates around the life of calls (``calls.py``).
+
+It speaks provider APIs to harnesses and token ids to the engine, and keeps what passed in the journal. It binds loopback and a
+Unix socket, nothing beyond, unless told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from nemo_polar import registry
+from nemo_polar.capture.calls import Calls
+from nemo_polar.capture.control import control_app
+from nemo_polar.capture.draw import Drawer, Gate
+from nemo_polar.capture.journal import Journal, SessionRow
+from nemo_polar.capture.sessions import SessionHandle, SessionRecord, SessionStore
+from nemo_polar.engines.base import Engine, EngineInfo
+from nemo_polar.errors import ConfigError, EngineError, JournalError
+from nemo_polar.settings import CaptureSettings
+from nemo_polar.tokens.base import Codec
+
+log = logging.getLogger("nemo_polar.capture")
+
+
+class CaptureProxy:
+    """One proxy in front of one engine and one model."""
+
+    def __init__(
+        self,
+        settings: CaptureSettings,
+        *,
+        codec: Codec,
+        engine: Engine,
+        journal: Journal,
+        thinking_retention: str = "all",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.codec = codec
+        self.engine = engine
+        self.journal = journal
+        self.url = ""
+        self.socket: Path | None = Path(settings.socket) if settings.socket else None
+        self.control_url: str | None = None
+        self.control_secret = "polar-control-" + secrets.token_urlsafe(32)
+        self.info: EngineInfo
+        self.sessions = SessionStore(settings.max_sessions, clock)
+        self.gate = Gate(0, asyncio.Event())
+        self._retention = thinking_retention
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(settings.render_threads, "polar-render")
+        self._runners: list[web.AppRunner] = []
+        self._calls: Calls
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect the engine, open the journal, start the listeners.
+
+        Raises:
+            EngineError: the engine is not there, or its log-probabilities cannot be trained on.
+            JournalError: the journal cannot be opened.
+            ConfigError: an address cannot be bound.
+        """
+        self.info = await self.engine.connect()
+        if self.settings.max_context is not None:
+            self.info = replace(self.info, max_context=min(self.info.max_context, self.settings.max_context))
+        self.journal.start()
+        drawer = Drawer(
+            engine=self.engine,
+            info=self.info,
+            codec=self.codec,
+            journal=self.journal,
+            gate=self.gate,
+            model=self.settings.model,
+            retries=self.settings.engine_retries,
+            deadline=self.settings.call_seconds,
+            clock=self._clock,
+        )
+        self._calls = Calls(
+            settings=self.settings,
+            dialects=[registry.resolve("dialects", name)() for name in registry.names("dialects")],
+            sessions=self.sessions,
+            codec=self.codec,
+            info=self.info,
+            journal=self.journal,
+            drawer=drawer,
+            threads=self._threads,
+            clock=self._clock,
+            started_at=int(self._clock()),
+            retention=self._retention,
+        )
+        self.gate.open.set()
+        app = web.Application(client_max_size=0)
+        app.router.add_route("*", "/{path:.*}", self._calls.handle)
+        try:
+            data = await self._listen(app)
+            port = await self._bind(web.TCPSite(data, self.settings.host, self.settings.port))
+            self.url = f"http://{self.settings.host}:{port}"
+            if self.socket is not None:
+                with suppress(FileNotFoundError):
+                    self.socket.unlink()
+                await web.UnixSite(data, str(self.socket)).start()
+            if self.settings.control:
+                control = await self._listen(control_app(self))
+                port = await self._bind(web.TCPSite(control, self.settings.control_host, self.settings.control_port))
+                self.control_url = f"http://{self.settings.control_host}:{port}"
+        except OSError as exc:
+            await self.stop()
+            raise ConfigError(f"the proxy cannot listen: {exc}; choose another address in the capture settings") from exc
+
+    async def _listen(self, app: web.Application) -> web.AppRunner:
+        # handler_cancellation: a client that goes away must be noticed while its sample is still being drawn.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=self.settings.shutdown_seconds)
+        await runner.setup()
+        self._runners.append(runner)
+        return runner
+
+    @staticmethod
+    async def _bind(site: web.TCPSite) -> int:
+        await site.start()
+        server = site._server
+        assert isinstance(server, asyncio.Server)
+        return server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Let calls in flight end within the shutdown time, abort and record the rest, close everything."""
+        running = [live.task for session in self.sessions for live in session.live if live.task is not None]
+        if running:
+            _, late = await asyncio.wait(running, timeout=self.settings.shutdown_seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+        for session in self.sessions:
+            with suppress(JournalError):
+                await self.journal.close_session(session.id, self._clock(), "shutdown")
+            self.sessions.remove(session.id)
+        await self.journal.stop()
+        await self.engine.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.socket is not None:
+            with suppress(OSError):
+                self.socket.unlink()
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    async def open_session(
+        self,
+        *,
+        rollout_id: str,
+        task_id: str,
+        group_id: str,
+        attempt: int = 0,
+        seconds: float | None = None,
+        max_turns: int | None = None,
+        max_tokens: int | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> SessionHandle:
+        """A session with a secret of its own, on disk before it is handed out.
+
+        Args:
+            seconds: life of the secret; at most ``session_seconds``.
+            max_turns: replies it may be given.
+            max_tokens: tokens that may be sampled for it.
+
+        Raises:
+            Overloaded: the bound on sessions is reached.
+            JournalError: it cannot be recorded.
+        """
+        session, handle = self.sessions.open(
+            rollout_id=rollout_id,
+            task_id=task_id,
+            group_id=group_id,
+            attempt=attempt,
+            seconds=min(seconds or self.settings.session_seconds, self.settings.session_seconds),
+            max_turns=max_turns,
+            max_tokens=max_tokens,
+            metadata=metadata or {},
+        )
+        row = SessionRow(
+            id=session.id,
+            rollout_id=rollout_id,
+            task_id=task_id,
+            group_id=group_id,
+            attempt=attempt,
+            created_at=session.created_at,
+            model=self.info.model,
+            codec=self.codec.name,
+            codec_fingerprint=self.codec.fingerprint,
+            metadata={**session.metadata, "pinned_date": session.date.pinned.isoformat()},
+        )
+        try:
+            await self.journal.add_session(row)
+        except JournalError:
+            self.sessions.remove(session.id)
+            raise
+        return handle
+
+    async def budget_spent(self, session_id: str) -> str:
+        """Return when a budget of the session is used up: which one."""
+        session = self.sessions.get(session_id)
+        await session.spent.wait()
+        return session.budget_exhausted or ""
+
+    async def close_session(self, session_id: str, *, grace: float = 0.0) -> SessionRecord:
+        """End a session: its secret dies at once, calls under way get ``grace`` seconds, then are aborted and recorded.
+
+        Raises:
+            PolarError: there is no open session of that id.
+        """
+        session = self.sessions.revoke(session_id)
+        running = [live.task for live in session.live if live.task is not None and not live.task.done()]
+        if running:
+            _, late = await asyncio.wait(running, timeout=grace)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        self.sessions.remove(session_id)
+        try:
+            await self.journal.close_session(session_id, self._clock(), "closed")
+        except JournalError as exc:
+            session.failures[b""] = f"JournalError: {exc}"
+        return session.record()
+
+    # --- weight updates -----------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Stop drawing: new calls wait, running samples are aborted in the engine and will go on from their ids."""
+        self.gate.open.clear()
+        await self.engine.pause()
+
+    async def resume(self, weights_version: int) -> None:
+        """Draw again, under ``weights_version``."""
+        await self.engine.resume(weights_version)
+        self.gate.weights_version = weights_version
+        self.gate.open.set()
+
+    # --- how it is ----------------------------------------------------------------------------------------------------
+
+    async def problem(self) -> str | None:
+        """One sentence when the proxy cannot serve; None when it can."""
+        if not self.journal.healthy:
+            return f"the journal: {self.journal.last_error}"
+        try:
+            await self.engine.health()
+        except EngineError as exc:
+            return f"the engine: {exc}"
+        return None
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "model": self.info.model,
+            "codec": self.codec.name,
+            "takes_ids": self.info.takes_ids,
+            "max_context": self.info.max_context,
+            "paused": not self.gate.open.is_set(),
+            "weights_version": self.gate.weights_version,
+            "sessions": len(self.sessions),
+            "calls_in_flight": self._calls.in_flight,
+        }
+
+    def session_status(self, session_id: str) -> dict[str, Any]:
+        session = self.sessions.get(session_id)
+        return {
+            "id": session.id,
+            "rollout_id": session.rollout_id,
+            "task_id": session.task_id,
+            "group_id": session.group_id,
+            "attempt": session.attempt,
+            "expires_at": session.expires_at,
+            "turns": len(session.tree.turns),
+            "in_flight": len(session.live),
+            "counters": dict(session.counters),
+            "infra_error": session.infra_error,
+            "budget_exhausted": session.budget_exhausted,
+        }

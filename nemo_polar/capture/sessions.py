@@ -1,0 +1,218 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: who may call, for how long, and the tree of what each has been answered.
+
+A session sees only itself: its secret is 256 random bits, compared in constant time by looking up its digest, and expires.
+Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from hashlib import sha256
+from typing import Any
+
+from nemo_polar.capture.live import LiveReply
+from nemo_polar.capture.rewrites import DateRewrite, today
+from nemo_polar.errors import Overloaded, PolarError, Unauthorized
+from nemo_polar.tokens.tree import ConversationTree
+from nemo_polar.types import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHandle:
+    """What whoever opened a session is told. The secret is not kept anywhere else in the clear."""
+
+    id: str
+    secret: str
+    expires_at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """A closed session."""
+
+    id: str
+    turns: list[Turn]
+    calls: int
+    """Requests that reached the engine or were answered from the record."""
+    ambiguous: int
+    infra_error: str | None
+    """Set when an engine or journal failure reached the harness."""
+    budget_exhausted: str | None
+    """``turns`` or ``tokens``."""
+    counters: dict[str, int]
+
+
+@dataclass(slots=True)
+class Session:
+    """One rollout attempt, as the proxy sees it."""
+
+    id: str
+    rollout_id: str
+    task_id: str
+    group_id: str
+    attempt: int
+    created_at: float
+    expires_at: float
+    key: bytes
+    """SHA-256 of the secret."""
+    max_turns: int | None
+    max_tokens: int | None
+    date: DateRewrite
+    metadata: dict[str, Any]
+    tree: ConversationTree = field(default_factory=ConversationTree)
+    live: list[LiveReply] = field(default_factory=list)
+    """Replies being drawn."""
+    counters: Counter[str] = field(default_factory=Counter)
+    failures: dict[bytes, str] = field(default_factory=dict)
+    """Engine and journal failures by request, dropped again when a retry of the request succeeds."""
+    budget_exhausted: str | None = None
+    spent: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a budget is used up: the rollout may as well end."""
+    last_active: float = 0.0
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from choosing a turn's id until the turn is in the journal and in the tree."""
+
+    @property
+    def infra_error(self) -> str | None:
+        return next(iter(self.failures.values()), None)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self.counters["sampled_tokens"]
+
+    def written_dates(self, now: float) -> tuple[date, ...]:
+        """The dates a harness of this session may have written."""
+        return (today(self.created_at), today(now))
+
+    def check_budget(self) -> None:
+        """Refuse a call when the session's turns or tokens are used up.
+
+        Raises:
+            Overloaded: they are; the code is ``budget_exhausted``.
+        """
+        drawn = self.counters["replies"]
+        if self.max_turns is not None and drawn + len(self.live) >= self.max_turns:
+            self.budget_exhausted = "turns"
+        elif self.max_tokens is not None and self.sampled_tokens >= self.max_tokens:
+            self.budget_exhausted = "tokens"
+        else:
+            return
+        self.spent.set()
+        limit = self.max_turns if self.budget_exhausted == "turns" else self.max_tokens
+        raise Overloaded(f"This session's budget of {limit} {self.budget_exhausted} is used up.", code="budget_exhausted")
+
+    def record(self) -> SessionRecord:
+        return SessionRecord(
+            self.id,
+            list(self.tree.turns),
+            self.counters["calls"],
+            self.counters["ambiguous"],
+            self.infra_error,
+            self.budget_exhausted,
+            dict(self.counters),
+        )
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+class SessionStore:
+    """All open sessions, by id and by secret."""
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._by_id: dict[str, Session] = {}
+        self._by_key: dict[bytes, Session] = {}
+        self._group_dates: dict[str, date] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_id.values()))
+
+    def open(
+        self,
+        *,
+        rollout_id: str,
+        task_id: str,
+        group_id: str,
+        attempt: int,
+        seconds: float,
+        max_turns: int | None,
+        max_tokens: int | None,
+        metadata: dict[str, Any],
+    ) -> tuple[Session, SessionHandle]:
+        """A new session and its handle.
+
+        Raises:
+            Overloaded: the bound on sessions is reached.
+        """
+        now = self._clock()
+        for stale in [s for s in self._by_id.values() if s.expires_at <= now and not s.live]:
+            self.remove(stale.id)
+        if len(self._by_id) >= self._limit:
+            raise Overloaded(f"{self._limit} sessions are open already; close some or raise capture.max_sessions.")
+        secret = "sk-polar-" + secrets.token_urlsafe(32)
+        session = Session(
+            id=secrets.token_hex(12),
+            rollout_id=rollout_id,
+            task_id=task_id,
+            group_id=group_id,
+            attempt=attempt,
+            created_at=now,
+            expires_at=now + seconds,
+            key=_digest(secret),
+            max_turns=max_turns,
+            max_tokens=max_tokens,
+            date=DateRewrite(self._group_dates.setdefault(group_id, today(now))),
+            metadata=metadata,
+            last_active=now,
+        )
+        self._by_id[session.id] = session
+        self._by_key[session.key] = session
+        return session, SessionHandle(session.id, secret, session.expires_at)
+
+    def authenticate(self, secret: str | None) -> Session:
+        """The session whose secret this is.
+
+        Raises:
+            Unauthorized: none has it, or it has expired; the two cannot be told apart.
+        """
+        session = self._by_key.get(_digest(secret)) if secret else None
+        if session is None or session.expires_at <= self._clock():
+            raise Unauthorized("Incorrect API key provided. Use the key of an open Polar session.", code="invalid_api_key")
+        session.last_active = self._clock()
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """An open session.
+
+        Raises:
+            PolarError: there is none of that id.
+        """
+        try:
+            return self._by_id[session_id]
+        except KeyError:
+            raise PolarError(f"no open session {session_id!r}") from None
+
+    def revoke(self, session_id: str) -> Session:
+        """Take a session's secret away; calls under way go on."""
+        session = self.get(session_id)
+        self._by_key.pop(session.key, None)
+        return session
+
+    def remove(self, session_id: str) -> None:
+        session = self._by_id.pop(session_id, None)
+        if session is not None:
+            self._by_key.pop(session.key, None)

@@ -1,0 +1,249 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks times rollouts, through bounded stages, to trajectories.
+
+Each rollout is tried again while it fails for reasons of infrastructure and its deadline allows; every attempt is recorded, and
+the last one becomes the trajectory. Cancelled rollouts are recorded too, without a reward. The pipeline holds no connection and
+opens no file: what it needs comes as a ``Workshop``, what it makes goes to a ``Recorder``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from nemo_polar.errors import PolarError
+from nemo_polar.rollout.attempt import Attempt, Identity, Workshop
+from nemo_polar.rollout.deadline import Deadline
+from nemo_polar.rollout.status import failure
+from nemo_polar.rollout.tasks import LoadedTask
+from nemo_polar.trajectory.kinds import classify
+from nemo_polar.types import Kind, MaskReason, Status, Trace, Trajectory, Turn
+
+Built: TypeAlias = tuple[tuple[Trace, ...], Mapping[MaskReason, int]]
+Build: TypeAlias = Callable[[str, list[Turn], bool], Built]
+"""Rollout id, turns and whether it failed for reasons of infrastructure, to traces and masked tokens. Runs in a thread."""
+
+
+class Recorder(Protocol):
+    """Where results go. What it has returned from is on disk."""
+
+    async def attempt(self, who: Identity, number: int, result: dict[str, Any]) -> None:
+        """The outcome of one attempt."""
+        ...
+
+    async def kinds(self, turns: Sequence[Turn]) -> None:
+        """What these turns were for, now that it is known."""
+        ...
+
+    async def trajectory(self, trajectory: Trajectory, attempt: int) -> None:
+        """The outcome of one rollout; ``attempt`` is the one it comes from."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """Live counts, for whoever shows them."""
+
+    total: int
+    started: int = 0
+    retried: int = 0
+    statuses: Counter[Status] = field(default_factory=Counter)
+    prompts: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Group id to the hashes of its rollouts' first prompts. A trainer groups by equal first prompts."""
+
+    @property
+    def done(self) -> int:
+        return sum(self.statuses.values())
+
+    @property
+    def prompt_mismatches(self) -> list[str]:
+        """Groups whose rollouts did not all start from the same token ids."""
+        return sorted(group for group, hashes in self.prompts.items() if len(hashes) > 1)
+
+
+def root_hash(turns: Sequence[Turn]) -> str | None:
+    """Hash of the first prompt's token ids on the main line; None when there was no call."""
+    root = next((t for t in turns if t.parent is None and t.kind is Kind.MAIN), None)
+    return None if root is None else hashlib.sha256(root.prompt_delta.tobytes()).hexdigest()[:16]
+
+
+class Pipeline:
+    """One run of ``tasks``. Single use."""
+
+    def __init__(self, shop: Workshop, tasks: Iterable[LoadedTask], build: Build, recorder: Recorder) -> None:
+        self._shop = shop
+        self._build = build
+        self._recorder = recorder
+        size = shop.settings.group_size
+        self._queue: list[tuple[LoadedTask, Identity]] = []
+        for ordinal, loaded in enumerate(tasks):
+            group = f"{loaded.task.id}.{ordinal}"
+            self._queue += [(loaded, Identity(f"{group}.{k}", loaded.task.id, group)) for k in range(size)]
+        self._workers: list[asyncio.Task[None]] = []
+        self._cancelled = False
+        self.progress = Progress(total=len(self._queue))
+        self.trajectories: list[Trajectory] = []
+
+    def cancel(self) -> None:
+        """Start nothing more, and end what runs: ``run`` returns once it is cleaned up and recorded as cancelled."""
+        if not self._cancelled:
+            self._cancelled = True
+            for worker in self._workers:
+                worker.cancel()
+
+    async def run(self) -> list[Trajectory]:
+        """Every rollout that was started, in the order they ended.
+
+        Raises:
+            PolarError: results cannot be recorded (the disk is full, say). Everything under way has been cleaned up.
+        """
+        queue = iter(self._queue)
+        count = min(self._shop.settings.stages.open, len(self._queue))
+        self._workers = [asyncio.create_task(self._work(queue), name=f"rollouts-{i}") for i in range(count)]
+        try:
+            await asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self.cancel()
+            await _all_ended(self._workers)
+        for worker in self._workers:
+            if not worker.cancelled() and (error := worker.exception()) is not None:
+                raise error
+        return self.trajectories
+
+    async def _work(self, queue: Iterator[tuple[LoadedTask, Identity]]) -> None:
+        for loaded, who in queue:
+            if self._cancelled:
+                return
+            self.progress.started += 1
+            await self._rollout(loaded, who)
+
+    async def _rollout(self, loaded: LoadedTask, who: Identity) -> None:
+        """One rollout to its end; when cancelled, that is recorded before the cancellation goes on."""
+        deadline = Deadline(self._shop.settings.seconds)
+        number = 0
+        while True:
+            attempt = Attempt(self._shop, loaded, who, number, deadline)
+            try:
+                status, error = await _outcome(attempt)
+            except asyncio.CancelledError:
+                await _uninterrupted(self._finish(attempt, Status.CANCELLED, "cancelled"))
+                raise
+            if status.infra and number < self._shop.settings.retries and deadline.left() > 0:
+                await _uninterrupted(self._classified(attempt))
+                await _uninterrupted(self._recorder.attempt(who, number, _result(attempt, status, error, final=False)))
+                self.progress.retried += 1
+                number += 1
+                continue
+            await _uninterrupted(self._finish(attempt, status, error))
+            return
+
+    async def _classified(self, attempt: Attempt) -> list[Turn]:
+        """The attempt's turns, each told what it was for."""
+        turns = attempt.record.turns if attempt.record is not None else []
+        kinds = classify(turns)
+        changed = [turn for turn in turns if turn.kind is not kinds[turn.id]]
+        for turn in changed:
+            turn.kind = kinds[turn.id]
+        await self._recorder.kinds(changed)
+        return turns
+
+    async def _finish(self, attempt: Attempt, status: Status, error: str | None) -> None:
+        """Make the trajectory, and record it."""
+        turns = await self._classified(attempt)
+        traces: tuple[Trace, ...] = ()
+        masked: Mapping[MaskReason, int] = {}
+        try:
+            async with self._shop.stages.build.slot():
+                traces, masked = await asyncio.to_thread(self._build, attempt.who.rollout_id, turns, status.infra)
+        except PolarError as exc:
+            if not status.infra:
+                status, error = Status.CAPTURE_FAILED, str(failure(exc, "build"))
+            masked = {MaskReason.INFRA: sum(len(t.sample) for t in turns)}
+        verdict = attempt.verdict if not status.infra else None
+        if not status.infra and (first := root_hash(turns)) is not None:
+            self.progress.prompts[attempt.who.group_id].add(first)
+        trajectory = Trajectory(
+            rollout_id=attempt.who.rollout_id,
+            task_id=attempt.who.task_id,
+            group_id=attempt.who.group_id,
+            status=status,
+            traces=traces,
+            reward=None if verdict is None else float(verdict.reward),
+            components={} if verdict is None else dict(verdict.components),
+            masked=masked,
+            metrics=_metrics(attempt),
+            error=error,
+            final_message=attempt.final_message,
+        )
+        await self._recorder.trajectory(trajectory, attempt.number)
+        await self._recorder.attempt(attempt.who, attempt.number, _result(attempt, status, error, final=True))
+        self.trajectories.append(trajectory)
+        self.progress.statuses[status] += 1
+
+
+async def _outcome(attempt: Attempt) -> tuple[Status, str | None]:
+    """Run an attempt; a failure of infrastructure becomes its status."""
+    try:
+        await attempt.run()
+    except PolarError as exc:
+        failed = failure(exc, "run")
+        return failed.status, str(failed)
+    return attempt.status, attempt.note
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Finish ``work`` even when cancelled meanwhile; the cancellation goes on after it."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        task.result()
+        raise
+
+
+async def _all_ended(workers: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for every worker, also when cancelled once more meanwhile: sandboxes must not be left behind."""
+    cancelled = False
+    while pending := [w for w in workers if not w.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _metrics(attempt: Attempt) -> dict[str, float]:
+    metrics: dict[str, float] = {"attempts": float(attempt.number + 1)}
+    for stage, seconds in attempt.seconds.items():
+        metrics[f"{stage}_seconds"] = round(seconds, 3)
+    if attempt.ran is not None:
+        metrics["exit_code"] = float(attempt.ran.exit_code)
+        metrics["output_truncated"] = float(attempt.ran.truncated)
+    if attempt.record is not None:
+        metrics |= {f"capture.{name}": float(count) for name, count in attempt.record.counters.items()}
+        metrics["calls"] = float(attempt.record.calls)
+        metrics["turns"] = float(len(attempt.record.turns))
+        metrics["sampled_tokens"] = float(sum(len(t.sample) for t in attempt.record.turns))
+        metrics["ambiguous"] = float(attempt.record.ambiguous)
+        metrics["no_calls"] = float(attempt.record.calls == 0)
+    return metrics
+
+
+def _result(attempt: Attempt, status: Status, error: str | None, *, final: bool) -> dict[str, Any]:
+    verdict = attempt.verdict if not status.infra else None
+    return {
+        "status": status.value,
+        "reward": None if verdict is None else float(verdict.reward),
+        "components": {} if verdict is None else dict(verdict.components),
+        "error": error,
+        "final": final,
+        "final_message": attempt.final_message,
+        "metrics": _metrics(attempt),
+    }

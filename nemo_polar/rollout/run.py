@@ -1,0 +1,234 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""One run, from settings to a finished run folder: engine, proxy, pipeline, manifest, report.
+
+Everything that can be wrong with the settings, the plug-ins and the task files is found before a process is started or a folder
+made. Whatever happens after that, processes are ended and the folder is left consistent, with a report of what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_polar import registry
+from nemo_polar.capture.journal import Journal
+from nemo_polar.capture.proxy import CaptureProxy
+from nemo_polar.engines.base import Engine
+from nemo_polar.errors import ConfigError, HarnessError, VerifierError
+from nemo_polar.harnesses.base import Endpoint, Harness, HarnessTask
+from nemo_polar.rollout.attempt import Workshop
+from nemo_polar.rollout.folder import RunFolder, create_run_folder
+from nemo_polar.rollout.launch import launched_engine
+from nemo_polar.rollout.manifest import manifest_of
+from nemo_polar.rollout.pipeline import Built, Pipeline
+from nemo_polar.rollout.recorder import FolderRecorder
+from nemo_polar.rollout.report import write_report
+from nemo_polar.rollout.stages import Stages
+from nemo_polar.rollout.tasks import LoadedTask, Task, load_tasks
+from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, Sandbox, SandboxSpec
+from nemo_polar.settings import RunSettings
+from nemo_polar.tokens.load import load_codec
+from nemo_polar.trajectory.build import build_traces
+from nemo_polar.trajectory.store import write_manifest
+from nemo_polar.types import Kind, Trajectory, Turn
+from nemo_polar.verifiers.base import Verifier
+
+Say = Callable[[str], None]
+"""Told in one line what is being done before rollouts start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Settings whose plug-ins and tasks have been found and looked at."""
+
+    settings: RunSettings
+    tasks: list[LoadedTask]
+    harness: Harness
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a run came to."""
+
+    folder: RunFolder
+    report: dict[str, Any]
+    trajectories: list[Trajectory]
+    cancelled: bool
+
+
+def make_verifier(task: Task) -> Verifier:
+    """The verifier of a task.
+
+    Raises:
+        PolarError: no such verifier, or its options are wrong.
+    """
+    make = registry.resolve("verifiers", task.verifier.type)
+    try:
+        return make(**task.verifier.options)
+    except TypeError as exc:
+        raise VerifierError(f"verifier {task.verifier.type!r}: {_signature_mistake(exc)}") from exc
+
+
+def check(settings: RunSettings) -> Checked:
+    """Find the plug-ins, read the task files, and try everything that needs no process.
+
+    Raises:
+        ConfigError: the first thing that is wrong.
+    """
+    if Kind.MAIN not in settings.traces.train_kinds:
+        raise ConfigError("traces.train_kinds: the main line is always trained; leave 'main' in")
+    registry.resolve("sandboxes", settings.sandbox.name)
+    registry.resolve("engines", settings.engine.name)
+    harness: Harness = registry.resolve("harnesses", settings.harness.name)()
+    try:
+        harness.plan(
+            Endpoint("http://127.0.0.1:1", "secret", settings.capture.model, 8192, settings.policy.max_output),
+            HarnessTask("x", WORKDIR, HOME, TOOLCHAIN, settings.seconds, None, settings.harness.options),
+        )
+    except HarnessError as exc:
+        raise ConfigError(f"harness.options: {exc}") from exc
+
+    tasks = load_tasks(settings.env.tasks, check=lambda task: void(make_verifier(task)))
+    if settings.env.only:
+        known = {loaded.task.id for loaded in tasks}
+        if absent := [name for name in settings.env.only if name not in known]:
+            raise ConfigError(f"env.only: no task is called {', '.join(absent)}; known: {', '.join(sorted(known))}")
+        tasks = [loaded for loaded in tasks if loaded.task.id in settings.env.only]
+    return Checked(settings, tasks[: settings.env.limit], harness)
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+def make_engine(settings: RunSettings, url: str | None, log: Path) -> Engine:
+    """The engine client. One that runs in this process writes its own log to ``log``.
+
+    Raises:
+        ConfigError: its options are wrong.
+    """
+    make = registry.resolve("engines", settings.engine.name)
+    options = dict(settings.engine.options)
+    if url is not None:
+        options["url"] = url
+    elif settings.engine.name == "scripted":
+        options.setdefault("log", log)
+    try:
+        return make(**options)
+    except TypeError as exc:
+        raise ConfigError(f"engine.options: {_signature_mistake(exc)}") from exc
+
+
+def _signature_mistake(exc: TypeError) -> str:
+    """``__init__() got an unexpected keyword argument 'x'`` without Python's own words for it."""
+    return str(exc).rpartition("() ")[2]
+
+
+@asynccontextmanager
+async def _scratch() -> AsyncIterator[Path]:
+    """A short path on the host, as Unix sockets below it must fit in 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="polar-"))
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+class Run:
+    """One run. ``cancel`` may be called from a signal handler of the loop."""
+
+    def __init__(self, checked: Checked, *, overwrite: bool = False, say: Say = void) -> None:
+        self.settings = checked.settings
+        self.pipeline: Pipeline | None = None
+        """Set once rollouts start; its ``progress`` is what to show."""
+        self._checked = checked
+        self._overwrite = overwrite
+        self._say = say
+        self._cancelled = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def cancel(self) -> None:
+        """End the run: rollouts under way are cleaned up and recorded as cancelled."""
+        self._cancelled = True
+        if self.pipeline is not None:
+            self.pipeline.cancel()
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> Finished:
+        """Do it.
+
+        Raises:
+            ConfigError: the run folder exists, or an address cannot be bound.
+            EngineError: the engine cannot be reached or trained on.
+            JournalError: results cannot be written.
+            CancelledError: cancelled before a rollout was started.
+        """
+        self._task = asyncio.current_task()
+        settings = self.settings
+        began = time.time()
+        folder = create_run_folder(Path(settings.out) / settings.name, overwrite=self._overwrite)
+        async with AsyncExitStack() as stack:
+            scratch = await stack.enter_async_context(_scratch())
+            url = await stack.enter_async_context(launched_engine(settings, folder, self._say))
+            proxy = await self._proxy(stack, folder, url, scratch)
+            pipeline = self._pipeline(proxy, folder, scratch)
+            write_manifest(folder.path, manifest_of(settings, proxy, began))
+            self.pipeline = pipeline
+            trajectories = await pipeline.run()
+        report = write_report(folder, settings, pipeline.progress, trajectories, time.time() - began, self._cancelled)
+        return Finished(folder, report, trajectories, self._cancelled)
+
+    async def _proxy(self, stack: AsyncExitStack, folder: RunFolder, url: str | None, scratch: Path) -> CaptureProxy:
+        settings = self.settings
+        self._say("loading the tokenizer")
+        codec = await asyncio.to_thread(load_codec, settings.policy.codec)
+        engine = make_engine(settings, url, folder.engine_log)
+        capture = settings.capture.model_copy(
+            update={"socket": settings.capture.socket or str(scratch / "proxy.sock"), "control": False}
+        )
+        proxy = CaptureProxy(
+            capture,
+            codec=codec,
+            engine=engine,
+            journal=Journal(folder.journal),
+            thinking_retention=settings.policy.codec.thinking_retention,
+        )
+        self._say("connecting the engine")
+        stack.push_async_callback(proxy.stop)
+        await proxy.start()
+        return proxy
+
+    def _pipeline(self, proxy: CaptureProxy, folder: RunFolder, scratch: Path) -> Pipeline:
+        settings = self.settings
+        sandbox = registry.resolve("sandboxes", settings.sandbox.name)
+
+        def make_sandbox(spec: SandboxSpec) -> Sandbox:
+            return sandbox(spec)
+
+        def build(rollout_id: str, turns: list[Turn], infra: bool) -> Built:
+            built = build_traces(rollout_id, turns, settings.traces, infra=infra)
+            return built.traces, built.masked
+
+        shop = Workshop(
+            settings=settings,
+            capture=proxy,
+            harness=self._checked.harness,
+            make_sandbox=make_sandbox,
+            make_verifier=make_verifier,
+            stages=Stages(settings.stages),
+            scratch=scratch,
+            logs=folder.logs,
+            context=proxy.info.max_context,
+        )
+        return Pipeline(shop, self._checked.tasks, build, FolderRecorder(folder, proxy.journal))
+
+
