@@ -148,8 +148,6 @@ class EngineSettings(PluginSettings):
     launch_options: dict[str, Any] = {}
     relay: bool = False
     """Put the recording relay in front of the engine, so that audit has a log that is not ours (``engine.jsonl``)."""
-    log: str | None = None
-    """Where the engine writes such a log itself."""
 
 
 class PolicySettings(Settings):
@@ -158,8 +156,6 @@ class PolicySettings(Settings):
     name: str
     model: str | None = None
     """Folder with its weights; needed only to launch an engine."""
-    adapter: str | None = None
-    """Folder with a LoRA adapter to serve on top of it; needed only to launch an engine."""
     max_output: int = Field(default=4096, gt=0)
     """Tokens of one reply, as told to the harness."""
     codec: CodecSettings
@@ -191,6 +187,15 @@ class StageSettings(Settings):
     def open(self) -> int:
         """Rollouts under way in all: enough to keep every stage busy, and a bound on the sandboxes that wait."""
         return self.prepare + self.run + self.verify + self.build
+
+
+class ProxySettings(Settings):
+    """A capture proxy by itself, for harnesses that somebody else runs."""
+
+    engine: EngineSettings
+    policy: PolicySettings
+    capture: CaptureSettings = CaptureSettings()
+    traces: TracePolicy = TracePolicy()
 
 
 class RunSettings(Settings):

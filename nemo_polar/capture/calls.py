@@ -108,7 +108,10 @@ class Calls:
                 if live.done and not live.readers and live in session.live:
                     session.live.remove(live)
         except CallError as exc:
-            return _answer(dialect, exc)
+            answer = _answer(dialect, exc)
+            if request.content.exception() is not None or not request.content.is_eof():
+                answer.force_close()  # what is left of the body must not be taken for the next request
+            return answer
         except JournalError as exc:
             return _answer(dialect, Unavailable(f"The call cannot be recorded: {exc}", retry_after=1.0))
         except TokenError as exc:
@@ -135,7 +138,7 @@ class Calls:
                         raise error
         except TimeoutError:
             raise BadRequest(f"The request did not arrive within {self.settings.read_seconds:g} s.") from None
-        except web.PayloadAccessError as exc:
+        except (web.RequestPayloadError, web.PayloadAccessError) as exc:
             raise BadRequest(f"The request body cannot be decoded: {exc}") from exc
         return bytes(body)
 
@@ -164,11 +167,6 @@ class Calls:
             session.counters["joined"] += 1
             live.attach()
             return live
-        if call.messages[-1].role is Role.ASSISTANT:
-            raise BadRequest(
-                "The last message is from the assistant; this model cannot continue one. End with a user or tool message.",
-                param=f"messages[{len(call.messages) - 1}]",
-            )
         session.check_budget()
         if not self.journal.healthy:
             raise JournalError(self.journal.last_error or "the journal is not running")
@@ -179,7 +177,7 @@ class Calls:
         session.live.append(live)
         self.in_flight += 1
         try:
-            ticket = await self._ticket(session, call, prints, rewrites)
+            ticket = await self._ticket(session, call, prints, live.id, rewrites)
         except BaseException:
             self.in_flight -= 1
             session.live.remove(live)
@@ -214,7 +212,7 @@ class Calls:
                 continue
             if turn.delivered and not retry:
                 return None
-            live = LiveReply(secrets.token_hex(12), int(self.clock()), prints.request, grace=0.0)
+            live = LiveReply(turn.call_id, int(self.clock()), prints.request, grace=0.0)
             live.turns = [turn]
             live.publish(_deltas(turn))
             tokens = _reply_tokens(session, turn)
@@ -237,7 +235,7 @@ class Calls:
                 return turn
         return None
 
-    async def _ticket(self, session: Session, call: ModelCall, prints: Fingerprints, rewrites: int) -> Ticket:
+    async def _ticket(self, session: Session, call: ModelCall, prints: Fingerprints, call_id: str, rewrites: int) -> Ticket:
         """Where the call goes, its ids, and how much may be drawn."""
         tree = session.tree
         placement = tree.place(call, prints)
@@ -259,7 +257,7 @@ class Calls:
         max_new = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         return Ticket(
             call=call,
-            call_id=secrets.token_hex(8),
+            call_id=call_id,
             prints=prints,
             placement=placement,
             prompt_ids=prompt_ids,

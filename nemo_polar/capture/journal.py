@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal: sessions, calls, turns and results on disk before anyone is told of them (rule 5).
 
-SQLite in WAL mode, written by one thread with group commit: whatever has queued up while one transaction committed goes into the
-next, and only then are its callers woken. A write that the disk refuses fails the callers of that transaction with
+SQLite in WAL mode, written by one thread with group commit: whatever has queued up while one transaction committed goes into
+the next, and only then are its callers woken. A write that the disk refuses fails the callers of that transaction with
 ``JournalError``; the thread lives on and serves again when the disk does.
 
 Durability ``process`` survives ``kill -9`` of this process at any moment; ``power`` also survives the machine losing power, for
@@ -26,9 +26,9 @@ from typing import Any, Literal
 from nemo_polar.errors import JournalError
 from nemo_polar.trajectory.codec import dumps
 from nemo_polar.trajectory.records import (
+    RETRIED_STATUS,
     SCHEMA,
     SCHEMA_VERSION,
-    RETRIED_STATUS,
     TURN_STATUS,
     CallRow,
     JournalReader,

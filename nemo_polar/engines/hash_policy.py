@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A language model made of hashes: a proper distribution over a vocabulary, with nothing to train or to load.
 
-The logits of the next token are a pure function of the seed, the weights version and every id before it. So sampling, re-scoring and
-a second process all agree to the last bit, temperature and truncation do what they do in a real engine, and another weights version
-is another model. It stands behind the scripted engine; it never touches the network, the disk or a clock.
+The logits of the next token are a pure function of the seed, the weights version and every id before it. So sampling,
+re-scoring and a second process all agree to the last bit, temperature and truncation do what they do in a real engine, and
+another weights version is another model. It stands behind the scripted engine; it never touches the network, the disk or a
+clock.
 
-A token id is split into a row and a column, and its logit is the sum of the two's. The softmax then factors, which keeps a step cheap
-(about the square root of the vocabulary) at every temperature.
+A token id is split into a row and a column, and its logit is the sum of the two's. The softmax then factors, which keeps a
+step cheap (about the square root of the vocabulary) at every temperature.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine-side log: what an engine was given and what it drew, written where the engine is and not where the proxy is.
 
-The audit compares a finished run with this file, so its writers (the scripted engine and the recording relay) share no state and no
-parser with the proxy. It is JSON lines: a header, then one line for each sample that has ended, flushed as it is written. Ids are
-base64 of little-endian int32, log-probabilities base64 of little-endian float32.
+The audit compares a finished run with this file, so its writers (the scripted engine and the recording relay) share no state
+and no parser with the proxy. It is JSON lines: a header, then one line for each sample that has ended, flushed as it is
+written. Ids are base64 of little-endian int32, log-probabilities base64 of little-endian float32.
 
-A sample that ended early, for whatever reason (the client went away, the engine was paused, the connection broke), has the finish
-reason ``abort`` and the ids drawn until then; a client may have received fewer of them.
+A sample that ended early, for whatever reason (the client went away, the engine was paused, the connection broke), has the
+finish reason ``abort`` and the ids drawn until then; a client may have received fewer of them.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 The same prompt is asked at T=1 and at a low temperature T, each time with the k likeliest first tokens. Write p for the
 distribution at T=1. Tempered, token i has log-probability ``log p_i / T - log Z`` with ``Z = sum_j p_j^(1/T)``. So
 
-- between any two tokens, log-probabilities lie 1/T times as far apart as they do at T=1, where an engine that reports raw ones shows
-  the same distance (the *slope* test, by least squares over all prompts, with its standard error, as engines compute in bfloat16);
+- between any two tokens, log-probabilities lie 1/T times as far apart as they do at T=1, where an engine that reports raw
+  ones shows the same distance (the *slope* test, by least squares over all prompts, with its standard error, as engines
+  compute in bfloat16);
 - Z lies between the sum over the known tokens and that sum plus ``p_min^(1/T - 1)`` times the unknown mass (the *level* test:
   it tells log-probabilities from bare logits, whose slope would pass).
 

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in this process that says what it is told, or what a hash model says. For tests, demos and benchmarks; never for training.
+"""An engine in this process that says what it is told, or what a hash model says. For tests, demos and benchmarks; never for
+training.
 
-It keeps its own engine-side log, and its log-probabilities are those of a proper distribution, so that scoring, auditing and weight
-hand-over can be tested against it, including an engine that serves other weights than it reports.
+It keeps its own engine-side log, and its log-probabilities are those of a proper distribution, so that scoring, auditing and
+weight hand-over can be tested against it, including an engine that serves other weights than it reports.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class ScriptedEngine:
         self.core.pause()
 
     async def resume(self, weights_version: int) -> None:
-        self.core.resume(weights_version)
+        self.core.set_version(weights_version)
+        self.core.resume()
 
     async def close(self) -> None:
         self.core.close()

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scripted engine and the scripted servers have in common: replies as told, drawn from a hash model, logged.
 
-A script decides each reply; what it leaves open comes from the ``HashPolicy``, so that log-probabilities of scripted ids are real ones
-and re-scoring agrees with them. Faults are part of a script. The core keeps the engine-side log itself, and knows nothing of HTTP.
+A script decides each reply; what it leaves open comes from the ``HashPolicy``, so that log-probabilities of scripted ids are
+real ones and re-scoring agrees with them. Faults are part of a script. The core keeps the engine-side log itself, and knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -146,12 +147,14 @@ class ScriptedCore:
         for call in self._running:
             call.stop.set()
 
-    def resume(self, weights_version: int | None = None) -> None:
-        """Serve again; with a version, under the weights of that version."""
-        if weights_version is not None:
-            self.weights_version = weights_version
-            if not self.options.stale_weights:
-                self._served_version = weights_version
+    def set_version(self, weights_version: int) -> None:
+        """Other weights, reported and (unless told to be stale) served."""
+        self.weights_version = weights_version
+        if not self.options.stale_weights:
+            self._served_version = weights_version
+
+    def resume(self) -> None:
+        """Serve again."""
         self._go.set()
 
     def close(self) -> None:

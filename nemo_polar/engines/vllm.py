@@ -3,8 +3,9 @@
 """Client of a vLLM server: ids in over ``/inference/v1/generate``, ids and log-probabilities out, as they are sampled.
 
 Start vLLM (0.32 is what this was written against) with ``--enable-scale-out --logprobs-mode processed_logprobs
---generation-config vllm``, and with ``VLLM_SERVER_DEV_MODE=1`` in its environment where weights are to be updated. ``connect`` proves
-the second and says so when it isn't the case. vLLM does the sampling; nothing is rendered, parsed or retried here.
+--generation-config vllm``, and with ``VLLM_SERVER_DEV_MODE=1`` in its environment where weights are to be updated.
+``connect`` proves the second and says so when it isn't the case. vLLM does the sampling; nothing is rendered, parsed or
+retried here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nemo_polar.engines.base import Chunk, ChunkChecker, EngineInfo, GenerateRequest
-from nemo_polar.engines.http import EngineHttp, answer_error, encode, typed_errors
+from nemo_polar.engines.http_client import EngineHttp, answer_error, encode, typed_errors
 from nemo_polar.engines.probe import TEMPERATURE, TOP, ScalingTest
 from nemo_polar.engines.vllm_stream import GenerateStream
 from nemo_polar.errors import EngineError, EngineProtocol, EngineUnavailable
@@ -136,7 +137,8 @@ class VllmEngine:
             lost = True
             raise
         finally:
-            # Closing the connection aborts the sample in vLLM; something in between may hold it open, hence the request as well.
+            # Closing the connection aborts the sample in vLLM; something in between may hold it open, hence the request as
+            # well.
             if not (checker.finished or lost or stream.refused):
                 self._abort(stream.server_id or SERVER_ID_PREFIX + request.request_id)
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one streamed answer of vLLM's ``/inference/v1/generate``: bytes in, checked chunks out.
 
-One event carries ids, a log-probability for each with the id again, and at the end a finish reason; then comes ``[DONE]``. Whatever
-is missing, misaligned or cut is an error, never a guess.
+One event carries ids, a log-probability for each with the id again, and at the end a finish reason; then comes ``[DONE]``.
+Whatever is missing, misaligned or cut is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from nemo_polar.engines.base import Chunk, ChunkChecker
-from nemo_polar.engines.http import answer_error
+from nemo_polar.engines.http_client import answer_error
 from nemo_polar.engines.sse import SseLines
 from nemo_polar.errors import EngineError, EngineProtocol
 from nemo_polar.types import FinishReason

@@ -166,7 +166,7 @@ class Attempt:
             await self._run_harness(agent)
         async with self._stage("verify"):
             copy = shop.scratch / f"{self.name}.workspace"
-            stack.callback(shutil.rmtree, copy, ignore_errors=True)
+            stack.push_async_callback(asyncio.to_thread, shutil.rmtree, copy, True)
             await agent.snapshot(WORKDIR, copy)
             await agent.stop()
             self.verdict = await self._verify(await fresh, copy)
@@ -188,7 +188,7 @@ class Attempt:
         shop, chosen = self.shop, self.shop.settings.sandbox
         scratch = shop.scratch / name
         scratch.mkdir(parents=True)
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        stack.push_async_callback(asyncio.to_thread, shutil.rmtree, scratch, True)
         sandbox = shop.make_sandbox(
             SandboxSpec(
                 id=name,

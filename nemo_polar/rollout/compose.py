@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a recipe's name and a command line's overrides to checked ``RunSettings``.
 
-Hydra composes; pydantic checks. ``conf/`` and ``recipes/`` lie beside the package in a checkout and inside it in a wheel. Two
+Hydra composes; pydantic checks. ``conf/`` and ``recipes/`` lie beside the package in a checkout and inside it in a wheel. These
 resolvers are known to them: ``${polar.package:PATH}``, a file that comes with the package, and ``${polar.home:PATH}``, a path
 below the folder where set-up puts models and toolchains (``POLAR_HOME``, else ``.polar`` in the checkout or working folder).
+``${polar.engine_python:}`` is the Python of the embedded engine's environment (``POLAR_ENGINE_PYTHON``, else the checkout's).
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from nemo_polar.errors import ConfigError
-from nemo_polar.settings import EngineSettings, EnvSettings, PluginSettings, PolicySettings, RunSettings, SandboxSettings
+from nemo_polar.settings import (
+    EngineSettings,
+    EnvSettings,
+    PluginSettings,
+    PolicySettings,
+    ProxySettings,
+    RunSettings,
+    SandboxSettings,
+)
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -40,6 +49,13 @@ def home() -> Path:
         return Path(set_by_user).resolve()
     checkout = PACKAGE.parent
     return (checkout if (checkout / "setup.py").is_file() else Path.cwd()) / ".polar"
+
+
+def engine_python() -> Path:
+    """The Python that runs the embedded engine; it need not exist."""
+    if set_by_user := os.environ.get("POLAR_ENGINE_PYTHON"):
+        return Path(set_by_user)
+    return home().parent / ".venv-engine" / "bin" / "python"
 
 
 def _recipe_file(recipe: str) -> Path:
@@ -84,8 +100,8 @@ def _checked_overrides(overrides: Sequence[str]) -> list[str]:
     return checked
 
 
-def compose_tree(recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed config as plain containers, every interpolation resolved.
+def compose_tree(recipe: str | None, overrides: Sequence[str], *, only: Sequence[str] = ()) -> dict[str, Any]:
+    """The composed config as plain containers, every interpolation resolved; of it just the keys ``only``, if any are given.
 
     Raises:
         ConfigError: no such recipe or group member, an override that does not parse or names no key, a value still missing.
@@ -99,6 +115,7 @@ def compose_tree(recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]
 
     OmegaConf.register_new_resolver("polar.package", lambda path: str(PACKAGE / path), replace=True)
     OmegaConf.register_new_resolver("polar.home", lambda path: str(home() / path), replace=True)
+    OmegaConf.register_new_resolver("polar.engine_python", lambda: str(engine_python()), replace=True)
     ConfigStore.instance().store(
         name="settings",
         node=_defaults(
@@ -117,14 +134,13 @@ def compose_tree(recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]
     try:
         with initialize_config_dir(config_dir=str(base.parent), version_base="1.3"):
             config = compose(base.stem, overrides=[*changes, f"hydra.searchpath=[file://{conf}]"])
-        missing = sorted(OmegaConf.missing_keys(config))
+        missing = sorted(key for key in OmegaConf.missing_keys(config) if not only or key.partition(".")[0] in only)
         if missing:
             raise ConfigError(f"{', '.join(missing)}: no value; give one as {missing[0]}=VALUE")
-        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        parts = {str(key): config[key] for key in config if not only or key in only}
+        return {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in parts.items()}
     except (HydraException, OmegaConfBaseException) as exc:
         raise ConfigError(_plain(exc)) from exc
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
 
 
 def _plain(exc: Exception) -> str:
@@ -141,14 +157,17 @@ def _plain(exc: Exception) -> str:
     return " ".join(lines)
 
 
-def validate(tree: dict[str, Any]) -> RunSettings:
+_S = TypeVar("_S", bound=BaseModel)
+
+
+def validate(tree: dict[str, Any], model: type[_S]) -> _S:
     """Check a composed config.
 
     Raises:
         ConfigError: every wrong key with what is wrong about it.
     """
     try:
-        return RunSettings.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as exc:
         raise ConfigError("; ".join(describe(error) for error in exc.errors())) from exc
 
@@ -169,4 +188,13 @@ def load_settings(recipe: str | None = None, overrides: Sequence[str] = ()) -> R
     Raises:
         ConfigError: as ``compose_tree`` and ``validate``.
     """
-    return validate(compose_tree(recipe, overrides))
+    return validate(compose_tree(recipe, overrides), RunSettings)
+
+
+def load_proxy_settings(recipe: str | None = None, overrides: Sequence[str] = ()) -> ProxySettings:
+    """What ``polar proxy`` runs: the part of a run's config that has nothing to do with tasks.
+
+    Raises:
+        ConfigError: as ``compose_tree`` and ``validate``.
+    """
+    return validate(compose_tree(recipe, overrides, only=tuple(ProxySettings.model_fields)), ProxySettings)

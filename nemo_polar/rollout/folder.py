@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of one run, and what lies where in it.
 
-    runs/<name>/manifest.json        what was run: settings, versions, model, tasks
-               /journal.db           sessions, calls, turns, results
-               /engine.jsonl         the engine's own log, for the audit
-               /trajectories.jsonl   what a trainer reads
-               /report.json          counts, statuses, rewards
-               /logs/                output of harnesses, verifiers and the engine
+runs/<name>/manifest.json        what was run: settings, versions, model, tasks
+           /journal.db           sessions, calls, turns, results
+           /engine.jsonl         the engine's own log, for the audit
+           /trajectories.jsonl   what a trainer reads
+           /report.json          counts, statuses, rewards
+           /logs/                output of harnesses, verifiers and the engine
 """
 
 from __future__ import annotations

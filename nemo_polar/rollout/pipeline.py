@@ -196,7 +196,7 @@ async def _outcome(attempt: Attempt) -> tuple[Status, str | None]:
     return attempt.status, attempt.note
 
 
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+async def _uninterrupted(work: Coroutine[Any, Any, object]) -> None:
     """Finish ``work`` even when cancelled meanwhile; the cancellation goes on after it."""
     task = asyncio.create_task(work)
     try:

@@ -9,10 +9,11 @@ made. Whatever happens after that, processes are ended and the folder is left co
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +23,20 @@ from nemo_polar import registry
 from nemo_polar.capture.journal import Journal
 from nemo_polar.capture.proxy import CaptureProxy
 from nemo_polar.engines.base import Engine
-from nemo_polar.errors import ConfigError, HarnessError, VerifierError
+from nemo_polar.errors import ConfigError, HarnessError, SandboxError, VerifierError
 from nemo_polar.harnesses.base import Endpoint, Harness, HarnessTask
 from nemo_polar.rollout.attempt import Workshop
-from nemo_polar.rollout.folder import RunFolder, create_run_folder
+from nemo_polar.rollout.audited import audit_folder
+from nemo_polar.rollout.folder import RunFolder, create_run_folder, write_json
 from nemo_polar.rollout.launch import launched_engine
 from nemo_polar.rollout.manifest import manifest_of
 from nemo_polar.rollout.pipeline import Built, Pipeline
 from nemo_polar.rollout.recorder import FolderRecorder
-from nemo_polar.rollout.report import write_report
+from nemo_polar.rollout.report import outcome_of
 from nemo_polar.rollout.stages import Stages
 from nemo_polar.rollout.tasks import LoadedTask, Task, load_tasks
 from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, Sandbox, SandboxSpec
-from nemo_polar.settings import RunSettings
+from nemo_polar.settings import CaptureSettings, EngineSettings, PolicySettings, RunSettings
 from nemo_polar.tokens.load import load_codec
 from nemo_polar.trajectory.build import build_traces
 from nemo_polar.trajectory.store import write_manifest
@@ -85,7 +87,6 @@ def check(settings: RunSettings) -> Checked:
     """
     if Kind.MAIN not in settings.traces.train_kinds:
         raise ConfigError("traces.train_kinds: the main line is always trained; leave 'main' in")
-    registry.resolve("sandboxes", settings.sandbox.name)
     registry.resolve("engines", settings.engine.name)
     harness: Harness = registry.resolve("harnesses", settings.harness.name)()
     try:
@@ -96,7 +97,13 @@ def check(settings: RunSettings) -> Checked:
     except HarnessError as exc:
         raise ConfigError(f"harness.options: {exc}") from exc
 
-    tasks = load_tasks(settings.env.tasks, check=lambda task: void(make_verifier(task)))
+    try_sandbox(settings, {})
+
+    def check_task(task: Task) -> None:
+        make_verifier(task)
+        try_sandbox(settings, task.sandbox)
+
+    tasks = load_tasks(settings.env.tasks, check=check_task)
     if settings.env.only:
         known = {loaded.task.id for loaded in tasks}
         if absent := [name for name in settings.env.only if name not in known]:
@@ -105,21 +112,48 @@ def check(settings: RunSettings) -> Checked:
     return Checked(settings, tasks[: settings.env.limit], harness)
 
 
+def try_sandbox(settings: RunSettings, options: Mapping[str, object]) -> None:
+    """See whether the sandbox takes the run's options with a task's over them. Making one starts nothing.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    make = registry.resolve("sandboxes", settings.sandbox.name)
+    try:
+        make(SandboxSpec(id="check", scratch=Path(os.devnull), options={**settings.sandbox.options, **options}))
+    except SandboxError as exc:
+        raise ConfigError(f"sandbox: {exc}") from exc
+
+
 def void(_: object) -> None:
     """Drop a value."""
 
 
-def make_engine(settings: RunSettings, url: str | None, log: Path) -> Engine:
+async def make_proxy(
+    engine: EngineSettings, policy: PolicySettings, capture: CaptureSettings, folder: RunFolder, url: str | None
+) -> CaptureProxy:
+    """A proxy that journals into ``folder``; not started.
+
+    Raises:
+        ConfigError: no tokenizer there, or engine options that do not exist.
+    """
+    codec = await asyncio.to_thread(load_codec, policy.codec)
+    client = make_engine(engine, url, folder.engine_log)
+    retention = policy.codec.thinking_retention
+    return CaptureProxy(capture, codec=codec, engine=client, journal=Journal(folder.journal), thinking_retention=retention)
+
+
+def make_engine(settings: EngineSettings, url: str | None, log: Path) -> Engine:
     """The engine client. One that runs in this process writes its own log to ``log``.
 
     Raises:
         ConfigError: its options are wrong.
     """
-    make = registry.resolve("engines", settings.engine.name)
-    options = dict(settings.engine.options)
+    make = registry.resolve("engines", settings.name)
+    options = dict(settings.options)
     if url is not None:
         options["url"] = url
-    elif settings.engine.name == "scripted":
+    elif settings.name == "scripted":
         options.setdefault("log", log)
     try:
         return make(**options)
@@ -145,12 +179,14 @@ async def _scratch() -> AsyncIterator[Path]:
 class Run:
     """One run. ``cancel`` may be called from a signal handler of the loop."""
 
-    def __init__(self, checked: Checked, *, overwrite: bool = False, say: Say = void) -> None:
+    def __init__(self, checked: Checked, *, overwrite: bool = False, rescore: bool = False, say: Say = void) -> None:
+        """``rescore``: have the engine score what it drew once more, while it still serves, as part of the audit."""
         self.settings = checked.settings
         self.pipeline: Pipeline | None = None
         """Set once rollouts start; its ``progress`` is what to show."""
         self._checked = checked
         self._overwrite = overwrite
+        self._rescore = rescore
         self._say = say
         self._cancelled = False
         self._task: asyncio.Task[Any] | None = None
@@ -178,30 +214,32 @@ class Run:
         folder = create_run_folder(Path(settings.out) / settings.name, overwrite=self._overwrite)
         async with AsyncExitStack() as stack:
             scratch = await stack.enter_async_context(_scratch())
-            url = await stack.enter_async_context(launched_engine(settings, folder, self._say))
+            url = await stack.enter_async_context(launched_engine(settings.engine, settings.policy, folder, self._say))
             proxy = await self._proxy(stack, folder, url, scratch)
             pipeline = self._pipeline(proxy, folder, scratch)
             write_manifest(folder.path, manifest_of(settings, proxy, began))
             self.pipeline = pipeline
             trajectories = await pipeline.run()
-        report = write_report(folder, settings, pipeline.progress, trajectories, time.time() - began, self._cancelled)
+            report = outcome_of(pipeline.progress, trajectories, wall_s=time.time() - began, cancelled=self._cancelled)
+            report |= await self._audited(proxy, folder)
+            write_json(folder.report, report)
         return Finished(folder, report, trajectories, self._cancelled)
+
+    async def _audited(self, proxy: CaptureProxy, folder: RunFolder) -> dict[str, Any]:
+        """The audit's part of the report; without an engine-side log there is nothing to audit against."""
+        if not folder.engine_log.exists():
+            return {"audited": False}
+        self._say("auditing" if not self._rescore else "auditing, and scoring every trace again")
+        engine = proxy.engine if self._rescore and not self._cancelled else None
+        return {"audited": True, **(await audit_folder(folder.path, engine)).to_dict()}
 
     async def _proxy(self, stack: AsyncExitStack, folder: RunFolder, url: str | None, scratch: Path) -> CaptureProxy:
         settings = self.settings
         self._say("loading the tokenizer")
-        codec = await asyncio.to_thread(load_codec, settings.policy.codec)
-        engine = make_engine(settings, url, folder.engine_log)
-        capture = settings.capture.model_copy(
-            update={"socket": settings.capture.socket or str(scratch / "proxy.sock"), "control": False}
-        )
-        proxy = CaptureProxy(
-            capture,
-            codec=codec,
-            engine=engine,
-            journal=Journal(folder.journal),
-            thinking_retention=settings.policy.codec.thinking_retention,
-        )
+        # Sessions are made in this process: nobody needs the control listener.
+        socket = settings.capture.socket or str(scratch / "proxy.sock")
+        capture = settings.capture.model_copy(update={"socket": socket, "control": False})
+        proxy = await make_proxy(settings.engine, settings.policy, capture, folder, url)
         self._say("connecting the engine")
         stack.push_async_callback(proxy.stop)
         await proxy.start()
@@ -230,5 +268,3 @@ class Run:
             context=proxy.info.max_context,
         )
         return Pipeline(shop, self._checked.tasks, build, FolderRecorder(folder, proxy.journal))
-
-

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The view of the world inside a local sandbox, as arguments for bubblewrap.
 
-Inside there are: the host's ``/usr`` read-only, an ``/etc`` of our making, the sandbox's own folders, the toolchain, a few devices,
-its own ``/proc`` and, when the proxy may be reached, one Unix socket. Nothing else of the host. This module only looks at which
-folders the host has; it starts nothing.
+Inside there are: the host's ``/usr`` read-only, an ``/etc`` of our making, the sandbox's own folders, the toolchain, a few
+devices, its own ``/proc`` and, when the proxy may be reached, one Unix socket. Nothing else of the host. This module only
+looks at which folders the host has; it starts nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,22 @@ SOCKET = "/run/polar.sock"
 UID = 1000
 _RELAY = "/run/polar-relay.py"
 _PYTHON = "/opt/polar-python"
+_LIBRARY_PATH = "LD_LIBRARY_PATH"
 _SHM_BYTES = 512 * 1024 * 1024
 _ROOT_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_HOST_ETC = ("alternatives", "ca-certificates", "ld.so.cache", "mime.types", "pki/ca-trust", "pki/tls/certs", "pki/tls/cert.pem",
-             "protocols", "services", "ssl/certs", "ssl/openssl.cnf")  # fmt: skip
+_HOST_ETC = (
+    "alternatives",
+    "ca-certificates",
+    "ld.so.cache",
+    "mime.types",
+    "pki/ca-trust",
+    "pki/tls/certs",
+    "pki/tls/cert.pem",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
 """Taken from the host where it has them: all of it public, none of it about this host or its users."""
 _ETC = {
     "passwd": f"root:x:0:0::/:/usr/sbin/nologin\npolar:x:{UID}:{UID}::{HOME}:/bin/sh\n",
@@ -113,7 +125,9 @@ def find_bwrap() -> tuple[str, frozenset[str]]:
     """
     path = shutil.which("bwrap")
     if path is None:
-        raise SandboxError("the local sandbox needs bubblewrap: install it (apt-get install bubblewrap, or dnf install bubblewrap)")
+        raise SandboxError(
+            "the local sandbox needs bubblewrap: install it (apt-get install bubblewrap, or dnf install bubblewrap)"
+        )
     text = subprocess.run([path, "--help"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stdout
     return path, frozenset(word for word in text.split() if word.startswith("--"))
 
@@ -174,10 +188,10 @@ def arguments(
     for folder in python.hidden:
         args += ["--tmpfs", folder, "--remount-ro", folder]
     args += ["--remount-ro", "/", "--chdir", cwd, "--clearenv"]
-    if python.library_path is not None and "LD_LIBRARY_PATH" not in env:
-        args += ["--setenv", "LD_LIBRARY_PATH", python.library_path]
     for name, value in env.items():
         args += ["--setenv", name, value]
+    if python.library_path is not None:  # for the relay's Python alone; the relay puts the command's own value back
+        args += ["--setenv", _LIBRARY_PATH, python.library_path]
     return args
 
 
@@ -188,8 +202,8 @@ def launcher(
     line = [python.executable, "-I", "-S", _RELAY]
     for name, value in limits.items():
         line += ["--limit", f"{name}={value}"]
-    if python.library_path is not None and "LD_LIBRARY_PATH" not in env:
-        line += ["--unset", "LD_LIBRARY_PATH"]
+    if python.library_path is not None:
+        line += ["--env", f"{_LIBRARY_PATH}={env[_LIBRARY_PATH]}"] if _LIBRARY_PATH in env else ["--unset", _LIBRARY_PATH]
     if port is not None:
         line += ["--listen", str(port), "--connect", SOCKET]
     return [*line, "--", *argv]

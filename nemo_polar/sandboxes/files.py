@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host folders that an agent writes to, handled from outside without ever following what the agent made.
 
-Every path is walked folder by folder from a trusted descriptor, refusing symbolic links on the way, so nothing the agent does, even
-while we look, leads out. All functions block; sandboxes call them from a thread.
+Every path is walked folder by folder from a trusted descriptor, refusing symbolic links on the way, so nothing the agent
+does, even while we look, leads out. All functions block; sandboxes call them from a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class _Budget:
         self.bytes -= size
         self.entries -= entries
         if self.bytes < 0 or self.entries < 0:
-            raise SandboxError("the folder holds more bytes or files than a snapshot may take; raise snapshot_bytes or snapshot_files")
+            raise SandboxError(
+                "the folder holds more bytes or files than a snapshot may take; raise snapshot_bytes or snapshot_files"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,14 @@ class Folders:
 
     mounts: Mapping[str, Path]
     owner: Owner | None = None
+
+    def make(self) -> None:
+        """Make the host folders, empty and the owner's."""
+        for inside, host in self.mounts.items():
+            host.mkdir(exist_ok=True)
+            with _opened(os.open(host, _FOLDER)) as folder:
+                os.fchmod(folder, 0o1777 if inside == "/tmp" else 0o755)
+                _give(folder, self.owner)
 
     def locate(self, path: str) -> tuple[Path, tuple[str, ...]]:
         """The host folder that holds ``path``, and the names below it.
@@ -80,7 +90,9 @@ class Folders:
         try:
             with _walk(root, names[:-1], self.owner, create=True) as folder:
                 temporary = f".polar-{secrets.token_hex(8)}"
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+                fd = os.open(
+                    temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+                )
                 try:
                     with os.fdopen(fd, "wb") as file:
                         file.write(data)
@@ -106,7 +118,7 @@ class Folders:
         if not names:
             raise SandboxError(f"{path} is a folder, not a plain file")
         try:
-            with _walk(root, names[:-1], self.owner) as folder:
+            with _walk(root, names[:-1]) as folder:
                 # O_NONBLOCK: opening a pipe that nobody writes to must not hang.
                 fd = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
                 with os.fdopen(fd, "rb") as file:
@@ -131,25 +143,12 @@ class Folders:
         root, names = self.locate(path)
         try:
             target.mkdir(parents=True, exist_ok=True)
-            with _walk(root, names, self.owner) as source, _opened(os.open(target, _FOLDER)) as out:
-                if os.listdir(out):
+            with _walk(root, names) as source, _opened(os.open(target, _FOLDER)) as out:
+                if os.listdir(out):  # noqa: PTH208  (a descriptor has no Path)
                     raise SandboxError(f"snapshot: the target {target} is not empty")
-                _copy(source, out, _Budget(max_bytes, max_entries), None)
+                _copy(source, out, _Budget(max_bytes, max_entries))
         except OSError as exc:
             raise SandboxError(f"{path}: cannot be copied out: {_why(exc)}") from exc
-
-    def copy_in(self, source: Path, path: str, *, max_bytes: int, max_entries: int) -> None:
-        """Copy what the host folder ``source`` holds into the folder ``path``, made if missing. Links stay links.
-
-        Raises:
-            SandboxError: as ``copy_out``.
-        """
-        root, names = self.locate(path)
-        try:
-            with _opened(os.open(source, _FOLDER)) as origin, _walk(root, names, self.owner, create=True) as out:
-                _copy(origin, out, _Budget(max_bytes, max_entries), self.owner)
-        except OSError as exc:
-            raise SandboxError(f"{path}: cannot be copied in: {_why(exc)}") from exc
 
 
 def _why(exc: OSError) -> str:
@@ -167,7 +166,7 @@ def _opened(fd: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _walk(root: Path, names: tuple[str, ...], owner: Owner | None, *, create: bool = False) -> Iterator[int]:
+def _walk(root: Path, names: tuple[str, ...], owner: Owner | None = None, *, create: bool = False) -> Iterator[int]:
     """A descriptor of the folder ``names`` below ``root``, no symbolic link followed below it."""
     fd = os.open(root, _FOLDER)
     try:
@@ -207,8 +206,8 @@ def _give(fd: int, owner: Owner | None) -> None:
         os.fchown(fd, owner.uid, owner.gid)
 
 
-def _copy(source: int, target: int, budget: _Budget, owner: Owner | None, depth: int = 0) -> None:
-    """Copy a folder's entries: plain files, folders and links; pipes, sockets and devices are left out, set-uid bits dropped."""
+def _copy(source: int, target: int, budget: _Budget, depth: int = 0) -> None:
+    """Copy plain files, folders and links; pipes, sockets and devices are left out, set-uid bits dropped."""
     if depth > MAX_DEPTH:
         raise SandboxError(f"folders are nested more than {MAX_DEPTH} deep")
     with os.scandir(source) as entries:
@@ -217,18 +216,16 @@ def _copy(source: int, target: int, budget: _Budget, owner: Owner | None, depth:
             budget.take(entries=1)
             if entry.is_symlink():
                 os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-                if owner is not None:
-                    os.chown(name, owner.uid, owner.gid, dir_fd=target, follow_symlinks=False)
             elif entry.is_dir(follow_symlinks=False):
                 os.mkdir(name, 0o700, dir_fd=target)
                 with _opened(_open_folder(source, name)) as below, _opened(os.open(name, _FOLDER, dir_fd=target)) as out:
-                    _copy(below, out, budget, owner, depth + 1)
-                    _finish(below, out, owner, 0o700)
+                    _copy(below, out, budget, depth + 1)
+                    _finish(below, out, 0o700)
             elif entry.is_file(follow_symlinks=False):
-                _copy_file(source, target, name, budget, owner)
+                _copy_file(source, target, name, budget)
 
 
-def _copy_file(source: int, target: int, name: str, budget: _Budget, owner: Owner | None) -> None:
+def _copy_file(source: int, target: int, name: str, budget: _Budget) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, dir_fd=source)
@@ -246,13 +243,12 @@ def _copy_file(source: int, target: int, name: str, budget: _Budget, owner: Owne
             while data := os.read(fd, _COPY_CHUNK):
                 budget.take(len(data))
                 file.write(data)
-            _finish(fd, out, owner, 0o600)
+            _finish(fd, out, 0o600)
 
 
-def _finish(source: int, target: int, owner: Owner | None, floor: int) -> None:
-    """Owner, permission bits (set-uid and the like dropped, the owner's own rights kept) and time of a copied entry."""
+def _finish(source: int, target: int, floor: int) -> None:
+    """Permission bits (set-uid and the like dropped, our own rights kept) and time of a copied entry."""
     found = os.fstat(source)
-    _give(target, owner)
     os.fchmod(target, stat.S_IMODE(found.st_mode) & 0o777 | floor)
     os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
@@ -260,8 +256,8 @@ def _finish(source: int, target: int, owner: Owner | None, floor: int) -> None:
 def remove(path: Path) -> None:
     """Remove a folder and all in it, whatever its permissions and however deep it is nested. Missing is fine.
 
-    Folders are lifted up to the top before they are emptied, so neither the call stack nor the number of open descriptors grows with
-    the depth. Nothing may be writing to it any more.
+    Folders are lifted up to the top before they are emptied, so neither the call stack nor the number of open descriptors
+    grows with the depth. Nothing may be writing to it any more.
 
     Raises:
         SandboxError: the host refuses.
@@ -278,7 +274,7 @@ def remove(path: Path) -> None:
         try:
             with _opened(top):
                 _empty(top, top)
-                while names := os.listdir(top):
+                while names := os.listdir(top):  # noqa: PTH208
                     for name in names:
                         with _opened(_open_folder(top, name)) as folder:
                             _empty(folder, top)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running as root: every local sandbox gets a host uid of its own.
 
-Without this, root's sandboxes would run as the host's uid 0 behind a user namespace: read-only mounts would be the only thing between
-an agent and root's files, and the kernel exempts uid 0 from the limit on processes. So an outer stage makes a mount namespace of its
-own, binds there what the sandbox needs (its paths may lie below folders that only root can enter), drops to the new uid and starts
-bubblewrap as any user would. Its mounts end with its processes.
+Without this, root's sandboxes would run as the host's uid 0 behind a user namespace: read-only mounts would be the only thing
+between an agent and root's files, and the kernel exempts uid 0 from the limit on processes. So an outer stage makes a mount
+namespace of its own, binds there what the sandbox needs (its paths may lie below folders that only root can enter), drops to
+the new uid and starts bubblewrap as any user would. Its mounts end with its processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nemo_polar.errors import SandboxError
 from nemo_polar.sandboxes.files import Owner
 
 _BASE = 0x6000_0000
-"""Start of the uids used: above those that systems, containers and subuid ranges hand out, below what some tools read as negative."""
+"""Start of the uids used: above what systems, containers and subuid ranges hand out, below what some tools read as negative."""
 _SPAN = 0x0100_0000
 GROUP = _BASE
 """Group of all of them; the proxy's socket is opened to it."""
@@ -52,7 +52,7 @@ def owner_for(sandbox_id: str) -> Owner | None:
 
 def _has_ids() -> bool:
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return any(int(first) <= _BASE and _BASE + _SPAN < int(first) + int(count) for first, _, count in ranges)
+    return any(int(first) <= _BASE and int(first) + int(count) > _BASE + _SPAN for first, _, count in ranges)
 
 
 def open_socket_to_group(path: Path) -> None:

@@ -4,14 +4,15 @@
 
     relay.py [--limit NAME=N]... [--env K=V]... [--unset K]... [--listen PORT --connect SOCKET] -- COMMAND [ARG]...
 
-With ``--listen``, 127.0.0.1:PORT is forwarded to the Unix socket SOCKET for as long as the command runs; the command starts only
-once the port listens. Without it the command simply takes this process's place. Exit codes are the command's own, 128 + signal when
-a signal ended it, 127 when there is no such command and 126 when it cannot be run.
+With ``--listen``, 127.0.0.1:PORT is forwarded to the Unix socket SOCKET for as long as the command runs; the command starts
+only once the port listens. Without it the command simply takes this process's place. Exit codes are the command's own, 128 +
+signal when a signal ended it, 127 when there is no such command and 126 when it cannot be run.
 
-It runs under ``python -I -S`` inside any image, so it is one file and uses only the quick parts of the standard library. It holds
-no secret and checks none: whoever can reach the port could reach the socket too.
+It runs under ``python -I -S`` inside any image, so it is one file and uses only the quick parts of the standard library. It
+holds no secret and checks none: whoever can reach the port could reach the socket too.
 """
 
+import contextlib
 import errno
 import os
 import resource
@@ -171,7 +172,7 @@ class Relay:
 
 
 def fail(message, code):
-    os.write(2, ("polar: %s\n" % message).encode())
+    os.write(2, f"polar: {message}\n".encode())
     os._exit(code)
 
 
@@ -188,9 +189,9 @@ def execute(argv, limits, env):
     try:
         os.execvpe(argv[0], argv, env)
     except (FileNotFoundError, NotADirectoryError):
-        fail("%s: no such command" % argv[0], 127)
+        fail(f"{argv[0]}: no such command", 127)
     except (OSError, ValueError) as exc:
-        fail("%s: cannot be run: %s" % (argv[0], exc), 126)
+        fail(f"{argv[0]}: cannot be run: {exc}", 126)
 
 
 def supervise(relay, argv, limits, env):
@@ -213,10 +214,8 @@ def supervise(relay, argv, limits, env):
         relay.run(wake)
         os.read(wake, 4096)
         while waiting:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, waiting.pop(0))
-            except ProcessLookupError:
-                pass
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
@@ -240,14 +239,14 @@ def main(args):
         elif option == "--connect":
             path = value
         else:
-            fail("relay: unknown option %s" % option, 125)
+            fail(f"relay: unknown option {option}", 125)
     argv = args[1:]
     if port is None:
         execute(argv, limits, env)
     try:
         relay = Relay(port, path)
     except OSError as exc:
-        fail("relay: cannot listen on 127.0.0.1:%d: %s" % (port, exc), 125)
+        relay = fail(f"relay: cannot listen on 127.0.0.1:{port}: {exc}", 125)
     supervise(relay, argv, limits, env)
 
 

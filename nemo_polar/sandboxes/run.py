@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running one host process under a deadline, with bounded output, and leaving nothing of it.
 
-It never decides how a process tree is killed: the sandbox hands in ``end``. Processes are watched through pidfds, so no thread and no
-child watcher is needed, and a pid that was used again is never signalled.
+It never decides how a process tree is killed: the sandbox hands in ``end``. Processes are watched through pidfds, so no
+thread and no child watcher is needed, and a pid that was used again is never signalled.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ async def run(
 ) -> ExecResult:
     """Run ``argv`` as the leader of its own session and process group.
 
-    ``end`` is given its pid (not yet reaped, so the number cannot mean anything else) once it has exited, or at the deadline, or when
-    this call is cancelled. It must kill what is left of the tree and return only when all of it is gone; it is never cut short.
+    ``end`` is given its pid (not yet reaped, so the number cannot mean anything else) once it has exited, or at the deadline,
+    or when this call is cancelled. It must kill what is left of the tree and return only when all of it is gone; it is never
+    cut short.
 
     Raises:
         SandboxError: the process cannot be started.
@@ -112,7 +113,7 @@ async def run(
     source = _stdin(stdin)
     out, err = _Output(max_output_bytes), _Output(max_output_bytes)
     try:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220  (as asyncio does it too; it returns once the program has started)
             list(argv),
             stdin=source,
             stdout=out.write_end,

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small system call filter for what namespaces do not cover.
 
-A network namespace does not hold back AF_VSOCK (which reaches a virtual machine's host) and io_uring can open sockets without the
-socket call; kernel keyrings are shared by uid; a new user namespace gives back the capabilities that were dropped. Everything else a
-process without capabilities may do is allowed: build tools, debuggers and test runners work as usual. Pure: it only makes bytes.
+A network namespace does not hold back AF_VSOCK (which reaches a virtual machine's host) and io_uring can open sockets without
+the socket call; kernel keyrings are shared by uid; a new user namespace gives back the capabilities that were dropped.
+Everything else a process without capabilities may do is allowed: build tools, debuggers and test runners work as usual. Pure:
+it only makes bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NUMBERS = {
 }  # fmt: skip
 _REFUSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd")
 _ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
-"""Answered as if the kernel were too old, so that programs fall back (clone3's flags lie in memory, where no filter can look)."""
+"""Answered as an old kernel would, so that programs fall back (clone3's flags lie in memory, where no filter can look)."""
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

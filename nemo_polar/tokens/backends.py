@@ -73,7 +73,9 @@ class RustBackend:
         """
         model = spec["model"]
         if model.get("type", "BPE") not in ("BPE", "Unigram"):
-            raise ConfigError(f"tokenizer.json: a {model.get('type')} model has no exact bytes for a token; BPE and Unigram have")
+            raise ConfigError(
+                f"tokenizer.json: tokens of a {model.get('type')} model have no exact bytes; those of BPE and Unigram have"
+            )
         plain = dict(spec, model=_without(model, [a.content for a in added]), added_tokens=[], post_processor=None)
         plain |= {"truncation": None, "padding": None}
         self._byte_level = _mentions(spec.get("pre_tokenizer"), "ByteLevel") or _mentions(spec.get("decoder"), "ByteLevel")
@@ -122,7 +124,7 @@ class TiktokenBackend:
             self._encoding = tiktoken.Encoding(vocabulary.stem, pat_str=pattern, mergeable_ranks=self._ranks, special_tokens={})
         except (OSError, ValueError) as exc:
             raise ConfigError(f"{vocabulary}: not a tiktoken vocabulary with a usable pattern: {exc}") from exc
-        self._form = normalizer
+        self._form: Literal["NFC"] | None = normalizer
         self._bytes = {rank: token for token, rank in self._ranks.items()}
         self.size = max(self._bytes, default=-1) + 1
 
@@ -164,7 +166,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _without(model: Mapping[str, Any], added: list[str]) -> dict[str, Any]:
-    """The model with every added token it also lists renamed out of reach, unless its own merges make it (then it is ordinary)."""
+    """The model with every added token it also lists renamed out of reach, unless its own merges make it."""
     vocab = model["vocab"]
     listed = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
     hide = {a for a in added if a in listed} - {model.get("unk_token")}
@@ -198,4 +200,6 @@ def _never_prepending(part: Mapping[str, Any]) -> dict[str, Any]:
 def _prepends(spec: Mapping[str, Any]) -> bool:
     pre, norm = spec.get("pre_tokenizer"), spec.get("normalizer")
     schemes = [s.get("prepend_scheme", "always") for s in _steps(pre) if s["type"] == "Metaspace"]
-    return any(s != "never" for s in schemes) or _mentions(norm, "Prepend") or _mentions(pre, "ByteLevel", add_prefix_space=True)
+    return (
+        any(s != "never" for s in schemes) or _mentions(norm, "Prepend") or _mentions(pre, "ByteLevel", add_prefix_space=True)
+    )

@@ -75,7 +75,7 @@ class BaseCodec(ABC):
     def parser(
         self, prompt_ids: TokenIds, tools: Sequence[ToolSpec], *, stop: Sequence[str] = (), parse_calls: bool = True
     ) -> ReplyParser:
-        return IncrementalParser(
+        return IncrementalParser(  # type: ignore[return-value]  # its `stopped` is read-only
             self.tokenizer,
             self.format,
             in_reasoning=self.in_reasoning(prompt_ids),
@@ -115,6 +115,16 @@ class BaseCodec(ABC):
         marks = tail[(tail == opener.id) | (tail == closer.id)]
         return bool(len(marks)) and int(marks[-1]) == opener.id
 
+    def reasoning_open(self, prompt_ids: TokenIds, sampled_ids: TokenIds) -> bool:
+        """True when a turn was cut inside its reasoning: one block at the start, which its closer or the first call ends."""
+        if self.format.reasoning is None:
+            return False
+        opener, closer = self.format.reasoning
+        text = self.tokenizer.decode(sampled_ids)
+        if not self.in_reasoning(prompt_ids) and not text.lstrip().startswith(opener.text):
+            return False
+        return closer.text not in text and (self.format.call is None or self.format.call[0].text not in text)
+
     def _last_turn(self, prompt_ids: TokenIds) -> TokenIds:
         """The ids after the last end of turn, ``_TAIL`` at most: what the template wrote for the model to go on from."""
         tail = prompt_ids[-_TAIL:]
@@ -144,7 +154,7 @@ class BaseCodec(ABC):
         if not all(isinstance(part, Text) for part in message.parts):
             raise BadRequest(f"{param}: a reply can be begun with text only, not with reasoning or tool calls", param=param)
         if self.in_reasoning(prompt_ids):
-            raise BadRequest(f"{param}: {self.name} begins a reply with its reasoning, so it cannot be begun for it", param=param)
+            raise BadRequest(f"{param}: {self.name} begins every reply with reasoning; it cannot be begun for it", param=param)
         return self.tokenizer.encode(quote(message.text))
 
     def _quote(self, text: str) -> str:
@@ -156,5 +166,3 @@ class BaseCodec(ABC):
             with self._lock:
                 self.quoted_specials += count
         return quoted
-
-

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our nouns as the dicts that renderers and chat templates take, with every text in them quoted.
 
-Pure. All text here came from outside the model, or came back to us through a harness, so all of it goes through ``quote``: message
-texts, reasoning, names and ids, tool descriptions and arguments. Texts are joined before they are quoted, so that no special token
-can be put together from two parts.
+Pure. All text here came from outside the model, or came back to us through a harness, so all of it goes through ``quote``:
+message texts, reasoning, names and ids, tool descriptions and arguments. Texts are joined before they are quoted, so that no
+special token can be put together from two parts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Quote: TypeAlias = Callable[[str], str]
 def message_dicts(messages: Sequence[Message], quote: Quote, *, names: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """One dict a message: ``role``, ``content`` (a string), and what the role adds.
 
-    A tool result is a message of its own, with ``tool_call_id`` and, where it is known, ``name``; ``names`` has those of calls made
-    before ``messages``.
+    A tool result is a message of its own, with ``tool_call_id`` and, where it is known, ``name``; ``names`` has those of
+    calls made before ``messages``.
 
     Raises:
         BadRequest: an image. ``param`` is its place, counted in ``messages``.

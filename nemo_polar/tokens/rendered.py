@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A codec over a hand-written renderer of the `renderers` package.
 
-The package knows how a family's template behaves and how to go on from sampled ids; we never take its word for the latter: what a
-bridge returns must begin with the very ids it was given, or it is no bridge.
+The package knows how a family's template behaves and how to go on from sampled ids; we never take its word for the latter:
+what a bridge returns must begin with the very ids it was given, or it is no bridge.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 """Which roles a model family's template takes, and what becomes of the others.
 
 Harnesses send ``developer`` messages, several system messages, and system messages in the middle of a conversation. Many
-templates refuse some of these, or leave them out without a word. A ``RoleMap`` turns a conversation into one that the family takes;
-no text is ever dropped. Maps for families with a hand-written renderer are in ``FAMILIES``; those of other templates are found by
-trying (``template.py``).
+templates refuse some of these, or leave them out without a word. A ``RoleMap`` turns a conversation into one that the family
+takes; no text is ever dropped. Maps for families with a hand-written renderer are in ``FAMILIES``; those of other templates
+are found by trying (``template.py``).
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to ids and back, with a wall between special tokens and text that only looks like them.
 
-``encode`` reads a *trusted* text, what a chat template produced: special tokens in it become their ids. Text from outside (files,
-tool output, users) goes through ``quote`` first, which replaces each special token in it by a marker; the marker survives the
-template, and ``encode`` puts the text back and encodes it as ordinary text, merged with its neighbours as if the tokenizer had no
-special token at all.
+``encode`` reads a *trusted* text, what a chat template produced: special tokens in it become their ids. Text from outside
+(files, tool output, users) goes through ``quote`` first, which replaces each special token in it by a marker; the marker
+survives the template, and ``encode`` puts the text back and encodes it as ordinary text, merged with its neighbours as if the
+tokenizer had no special token at all.
 
-A marker is an index between U+FDD0 and U+FDD1, two code points that Unicode keeps free for such internal use; where they occur in
-text themselves, they are quoted too, so every text is quoted and restored exactly.
+A marker is an index between U+FDD0 and U+FDD1, two code points that Unicode keeps free for such internal use; where they
+occur in text themselves, they are quoted too, so every text is quoted and restored exactly.
 
 Never: adding a beginning-of-text token, cleaning up spaces, character offsets.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,13 @@ class Tokenizer:
         """The id of the added token ``text``, if it is one."""
         return self.special_tokens.get(text)
 
+    def find_specials(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Start, end and id of each added token that ``encode`` would find in ``text``."""
+        for match in self._special.finditer(text):
+            content = self._content(match)
+            start = match.start() + match[0].index(content)
+            yield start, start + len(content), self._added[content].id
+
     def quote(self, text: str, *, specials: bool = True) -> tuple[str, int]:
         """``text`` with every special token in it made ordinary, and how many there were.
 
@@ -190,8 +197,9 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> Tokenizer:
         """From a model folder: ``tokenizer.json``, or a tiktoken vocabulary (``*.tiktoken``, ``tiktoken.model``).
 
-        A tiktoken vocabulary says neither how text is split nor which tokens are special, so its ``tokenizer_config.json`` must:
-        ``pat_str`` (the regular expression), ``added_tokens_decoder`` and, where text is normalised, ``normalizer`` (``NFC``).
+        A tiktoken vocabulary says neither how text is split nor which tokens are special, so its ``tokenizer_config.json``
+        must: ``pat_str`` (the regular expression), ``added_tokens_decoder`` and, where text is normalised, ``normalizer``
+        (``NFC``).
 
         Raises:
             ConfigError: a file is missing or cannot be used.
@@ -206,7 +214,9 @@ class Tokenizer:
             source, backend = rust, RustBackend(spec, added.values())
         elif tik.is_file():
             if not config.get("pat_str") or not added:
-                raise ConfigError(f"{folder}: a tiktoken vocabulary needs pat_str and added_tokens_decoder in tokenizer_config.json")
+                raise ConfigError(
+                    f"{folder}: a tiktoken vocabulary needs pat_str and added_tokens_decoder in tokenizer_config.json"
+                )
             source, backend = tik, TiktokenBackend(tik, config["pat_str"], normalizer=config.get("normalizer"))
         else:
             raise ConfigError(f"tokenizer: {folder} has neither tokenizer.json nor a .tiktoken vocabulary")
@@ -237,7 +247,7 @@ def _pattern(added: AddedToken) -> str:
     body = re.escape(added.content)
     if added.single_word:
         body = rf"(?<!\w){body}(?!\w)"
-    return rf"{r'\s*' if added.lstrip else ''}{body}{r'\s*' if added.rstrip else ''}"
+    return (r"\s*" if added.lstrip else "") + body + (r"\s*" if added.rstrip else "")
 
 
 def _alternatives(patterns: Iterable[str]) -> re.Pattern[str]:

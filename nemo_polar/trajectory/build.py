@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session's tree to traces: one per leaf, each sampled token trained at most once and accounted for (rules 2 and 3).
 
-A trace is the concatenation of what was recorded, root to leaf; nothing is rendered, cut or realigned here. Since a trace holds a
-turn's sample wholly or not at all, what becomes of a token is decided a turn at a time: it is trained by one trace, its owner, or
-masked for one reason.
+A trace is the concatenation of what was recorded, root to leaf; nothing is rendered, cut or realigned here. Since a trace holds
+a turn's sample wholly or not at all, what becomes of a token is decided a turn at a time: one trace, its owner, trains it,
+or it is masked for one reason.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _trace(rollout_id: str, line: Sequence[Turn], first: Mapping[int, int], owne
 
 
 def _lineage(line: Sequence[Turn], first: Mapping[int, int]) -> tuple[int | None, ForkReason | None]:
-    """The leaf of the line this one left, and why. A branch inside one tree needs no reason: the same history was sampled again."""
+    """The leaf of the line this one left, and why. A branch inside one tree has none: the same history was sampled again."""
     root, leaf = line[0], line[-1]
     if first[root.id] == leaf.id:
         return (None if root.fork_of is None else first.get(root.fork_of)), root.fork_reason

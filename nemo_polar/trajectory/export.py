@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from nemo_polar.errors import JournalError
 from nemo_polar.trajectory.codec import dumps
 from nemo_polar.types import Kind, Status, Trace, Trajectory
@@ -75,7 +73,7 @@ def export_jsonl(
                 if _wanted(trajectory, min_reward, statuses):
                     for trace in trajectory.traces:
                         if (kinds is None or trace.kind in kinds) and (not trained_only or trace.loss_mask.any()):
-                            file.write(orjson.dumps(export_row(trajectory, trace), option=orjson.OPT_APPEND_NEWLINE))
+                            file.write(dumps(export_row(trajectory, trace)).encode() + b"\n")
                             rows += 1
                 if progress is not None:
                     progress(number, rows)

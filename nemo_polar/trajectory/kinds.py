@@ -31,8 +31,8 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
 
     With M the main root:
 
-    - no tools where M has some: ``COMPACTION`` if its history is ours (``fork_of``), ``AUXILIARY`` if it is a single turn (a title,
-      a topic check), else ``SUBAGENT``;
+    - no tools where M has some: ``COMPACTION`` if its history is ours (``fork_of``), ``AUXILIARY`` if it is a single turn (a
+      title, a topic check), else ``SUBAGENT``;
     - history of ours and M's system prompt (the history was edited, or the tools changed): ``MAIN``, except for a single turn
       after which the line it left went on: ``AUXILIARY``;
     - a new conversation with M's system prompt and tools that does not overlap M in time (what goes on after a compaction):

@@ -246,13 +246,13 @@ class JournalReader:
     def calls(self, session_id: str) -> list[CallRow]:
         """The engine requests of a session in the order they were opened, with how each ended."""
         rows = self._rows("SELECT * FROM calls WHERE session_id = ? ORDER BY rowid", session_id)
-        return [
-            CallRow(**{**dict(r), "dropped": tuple(loads(r["dropped"])), "streamed": bool(r["streamed"])}) for r in rows
-        ]
+        return [CallRow(**{**dict(r), "dropped": tuple(loads(r["dropped"])), "streamed": bool(r["streamed"])}) for r in rows]
 
     def results(self) -> list[ResultRow]:
         """All results, oldest first."""
-        return [ResultRow(**{**dict(r), "payload": loads(r["payload"])}) for r in self._rows("SELECT * FROM results ORDER BY rowid")]
+        return [
+            ResultRow(**{**dict(r), "payload": loads(r["payload"])}) for r in self._rows("SELECT * FROM results ORDER BY rowid")
+        ]
 
     def _rows(self, sql: str, *params: Any) -> list[sqlite3.Row]:
         try:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a run folder: ``trajectories.jsonl`` and ``manifest.json``.
 
-Trajectories are appended one line each and synced; a line that a kill tore is ignored by readers and cut off by the next writer.
+Trajectories are appended one line each and synced; a line that a kill tore is ignored by readers and cut by the next writer.
 Arrays are stored as their exact bytes. ``docs/format.md`` specifies both files.
 """
 
@@ -100,7 +100,10 @@ def append_trajectory(path: Path, trajectory: Trajectory) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX)
             size = _whole_size(fd)
             if size == 0:
-                line = dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n" + line
+                header = dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n"
+                if not header.startswith(os.pread(fd, len(header), 0)):
+                    raise JournalError(f"{path} is not a trajectory file")
+                line = header + line
             else:
                 _check_header(os.pread(fd, 256, 0).partition(b"\n")[0], path)
             os.ftruncate(fd, size)

@@ -92,7 +92,7 @@ class ChatStream:
     def finish(self, reply: Reply) -> bytes:
         out: list[bytes] = []
         if self._want_logprobs and reply.logprobs is not None:
-            for i in range(0, len(reply.logprobs), _LOGPROBS_PER_CHUNK):
+            for i in range(0, max(1, len(reply.logprobs)), _LOGPROBS_PER_CHUNK):
                 entries = _logprobs(reply.logprobs[i : i + _LOGPROBS_PER_CHUNK])
                 out.append(sse.data(orjson.dumps(self._chunk({}, logprobs=entries))))
         out.append(sse.data(orjson.dumps(self._chunk({}, finish_reason=_finish_reason(reply)))))

