@@ -116,8 +116,8 @@ class Calls:
             return _answer(dialect, Unavailable(f"The call cannot be recorded: {exc}", retry_after=1.0))
         except TokenError as exc:
             return _answer(dialect, BadRequest(str(exc), param="messages"))
-        except (asyncio.CancelledError, ConnectionError):
-            raise  # the client has gone: nobody to answer
+        except ConnectionError:
+            return web.Response(status=499)  # the client has gone: nobody reads this
         except Exception:  # the last boundary: whatever was not foreseen becomes the provider's 500
             log.exception("unforeseen failure while answering %s %s", request.method, request.path)
             error = CallError("The proxy failed on this request; its log says why.")

@@ -21,7 +21,7 @@ from typing import Any
 
 from nemo_polar.engines.base import Chunk, ChunkChecker, EngineInfo, GenerateRequest
 from nemo_polar.engines.chat_body import chat_body
-from nemo_polar.engines.http_client import EngineHttp
+from nemo_polar.engines.http_client import EngineHttp, json_ids, json_logprobs
 from nemo_polar.errors import EngineError, EngineProtocol, EngineUnavailable
 from nemo_polar.types import (
     FinishReason,
@@ -158,11 +158,9 @@ def _chunk(request_id: str, answer: Any) -> Chunk:
     try:
         (choice,) = answer["choices"]
         message = choice["message"]
-        prompt, sampled = message["prompt_token_ids"], message["generation_token_ids"]
-        logprobs = message["generation_log_probs"]
+        prompt, sampled = json_ids(message["prompt_token_ids"]), json_ids(message["generation_token_ids"])
+        logprobs = json_logprobs(message["generation_log_probs"])
         finish = _FINISH[choice["finish_reason"]]
-        if not all(type(i) is int and 0 <= i < 2**31 for ids in (prompt, sampled) for i in ids):
-            raise ValueError("a token id is not a non-negative 32-bit integer")
     except (KeyError, TypeError, ValueError) as exc:
         raise EngineProtocol(
             f"{request_id}: the answer lacks token ids or log-probabilities ({exc!r}); the server must be NeMo RL's, "

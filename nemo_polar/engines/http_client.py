@@ -138,3 +138,27 @@ def error_message(data: bytes) -> str:
             inner = inner.get("message", inner)
         return str(inner)[:500]
     return str(raw)[:500]
+
+
+def json_ids(values: Any) -> list[int]:
+    """``values`` from JSON, if they are token ids.
+
+    Raises:
+        ValueError: an entry is not a non-negative 32-bit integer.
+        TypeError: not a list.
+    """
+    if not all(type(value) is int and 0 <= value < 2**31 for value in values):
+        raise ValueError("a token id is not a non-negative 32-bit integer")
+    return values
+
+
+def json_logprobs(values: Any) -> list[float | None]:
+    """``values`` from JSON, if they are numbers or null; which of these will do is ``ChunkChecker``'s business.
+
+    Raises:
+        ValueError: an entry is neither.
+        TypeError: not a list.
+    """
+    if not all(value is None or type(value) in (float, int) for value in values):
+        raise ValueError("a log-probability is not a number")
+    return values

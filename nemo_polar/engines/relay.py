@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
+from yarl import URL
 
 from nemo_polar.engines.log import EngineCall, EngineLog
 from nemo_polar.engines.serve import LocalServer, run_until_signal
@@ -124,7 +125,7 @@ class Relay:
         try:
             async with self._client().request(
                 http.method,
-                self._upstream + http.raw_path,
+                URL(self._upstream + http.raw_path, encoded=True),
                 headers=_headers(http.headers, request=True),
                 data=body or None,
                 allow_redirects=False,

@@ -15,16 +15,16 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from nemo_polar.engines.base import GenerateRequest
-from nemo_polar.engines.hash_policy import HashPolicy, Prefix
+from nemo_polar.engines.hash_policy import Distribution, HashPolicy, Prefix
 from nemo_polar.engines.log import EngineCall, EngineLog
 from nemo_polar.engines.script import Fault, Script, ScriptedOptions, ScriptedReply
-from nemo_polar.errors import EngineOverflow
+from nemo_polar.errors import EngineOverflow, EngineProtocol
 from nemo_polar.types import FinishReason, LogProbs, SamplingParams, TokenIds, as_ids, as_logprobs
 
 
@@ -299,11 +299,24 @@ class _Source:
             token_id = self._ending
         else:
             token_id = drawn_from.draw(uniform)
-        given = self._reply.logprobs
-        logprob = float(given[self._drawn]) if given is not None else reported.logprob(token_id)
+        logprob = self._logprob(token_id, reported)
         top = reported.top(self._top) if self._top else []
         self._prefix.push(token_id)
         return token_id, logprob, top
+
+    def _logprob(self, token_id: int, reported: Distribution) -> float:
+        if self._reply.logprobs is not None:
+            return float(self._reply.logprobs[self._drawn])
+        logprob = reported.logprob(token_id)
+        if logprob == -math.inf:
+            # A scripted id that truncation would have cut: as if nothing had been.
+            whole = replace(self._request.sampling, top_p=1.0, top_k=-1, min_p=0.0)
+            logprob = self._policy.distribution(self._prefix, whole).logprob(token_id)
+        if logprob == -math.inf:
+            raise EngineProtocol(
+                f"scripted id {token_id} is outside the vocabulary of {self._policy.vocab}; give a larger vocab"
+            )
+        return logprob
 
 
 def _seed(seed: int, request: GenerateRequest) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nemo_polar.engines.base import Chunk, ChunkChecker, EngineInfo, GenerateRequest
-from nemo_polar.engines.http_client import EngineHttp, answer_error, encode, typed_errors
+from nemo_polar.engines.http_client import EngineHttp, answer_error, encode, json_logprobs, typed_errors
 from nemo_polar.engines.probe import TEMPERATURE, TOP, ScalingTest
 from nemo_polar.engines.vllm_stream import GenerateStream
 from nemo_polar.errors import EngineError, EngineProtocol, EngineUnavailable
@@ -282,7 +282,9 @@ def _prompt_logprobs(answer: Any, ids: TokenIds) -> LogProbs:
         entries = answer["choices"][0]["prompt_logprobs"]
         if len(entries) != len(ids):
             raise ValueError(f"{len(entries)} entries for {len(ids)} tokens")
-        found = [entry[str(token)]["logprob"] for entry, token in zip(entries[1:], ids[1:].tolist(), strict=True)]
+        found = json_logprobs(
+            [entry[str(token)]["logprob"] for entry, token in zip(entries[1:], ids[1:].tolist(), strict=True)]
+        )
     except (KeyError, IndexError, TypeError, ValueError) as exc:
         raise EngineProtocol(f"POST /v1/completions: no prompt log-probabilities for these ids: {exc!r}") from exc
     _, logprobs = ChunkChecker("score").check(ids[1:], found)

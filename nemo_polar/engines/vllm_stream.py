@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from nemo_polar.engines.base import Chunk, ChunkChecker
-from nemo_polar.engines.http_client import answer_error
+from nemo_polar.engines.http_client import answer_error, json_ids, json_logprobs
 from nemo_polar.engines.sse import SseLines
 from nemo_polar.errors import EngineError, EngineProtocol
 from nemo_polar.types import FinishReason
@@ -123,14 +123,12 @@ class GenerateStream:
 
 
 def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float | None]]:
-    ids = choice["token_ids"] or []
-    if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
-        raise ValueError("a token id is not a non-negative 32-bit integer")
+    ids = json_ids(choice["token_ids"] or [])
     logprobs = choice["logprobs"]
     entries = (logprobs["content"] or []) if logprobs else []
     if entries and [entry["token_id"] for entry in entries] != ids:
         raise ValueError("the log-probabilities are of other ids than those sampled")
-    return ids, [entry["logprob"] for entry in entries]
+    return ids, json_logprobs([entry["logprob"] for entry in entries])
 
 
 def _last_version(spans: Any) -> int | None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from nemo_polar.errors import SandboxError, VerifierError
 from nemo_polar.harnesses.base import Endpoint, Harness, HarnessTask
+from nemo_polar.rollout.cancellation import uninterrupted
 from nemo_polar.rollout.deadline import Deadline
 from nemo_polar.rollout.stages import Stages
 from nemo_polar.rollout.status import AttemptFailed, StageName, captured_failure, failure, judge, tail
@@ -145,12 +146,13 @@ class Attempt:
         Raises:
             AttemptFailed: for a reason of infrastructure.
         """
+        stack = AsyncExitStack()
         try:
-            async with AsyncExitStack() as stack:
+            try:
                 await self._stages(stack)
-        except asyncio.CancelledError:
-            raise
-        except Exception as exc:
+            finally:
+                await uninterrupted(stack.aclose())
+        except Exception as exc:  # a plug-in may raise anything; here it becomes one of ours
             raise failure(exc, self._at) from exc
 
     async def _stages(self, stack: AsyncExitStack) -> None:
@@ -230,7 +232,7 @@ class Attempt:
             command = sandbox.exec(plan.argv, timeout=seconds, env=plan.env, stdin=plan.stdin)
             ran = await _until_spent(_unless_hung(command, seconds), shop.capture.budget_spent(session.id))
         finally:
-            self.record = await shop.capture.close_session(session.id)
+            self.record = await uninterrupted(shop.capture.close_session(session.id))
         self.ran = ran
         self._log({"stdout": ran.stdout, "stderr": ran.stderr})
         if self.record.infra_error is not None:

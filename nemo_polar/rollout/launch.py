@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from nemo_polar.engines.local_vllm import LocalVllm, VllmOptions
 from nemo_polar.errors import ConfigError, EngineUnavailable
@@ -47,7 +48,7 @@ async def launched_engine(
 
 
 def _local_vllm(engine: EngineSettings, policy: PolicySettings, folder: RunFolder, say: Callable[[str], None]) -> LocalVllm:
-    options = dict(engine.launch_options)
+    options: dict[str, Any] = dict(engine.launch_options)
     python = options.pop("python", None)
     if python is None or policy.model is None:
         missing = "engine.launch_options.python" if python is None else "policy.model"
@@ -60,7 +61,7 @@ def _local_vllm(engine: EngineSettings, policy: PolicySettings, folder: RunFolde
         Path(policy.model),
         python=Path(python),
         log_path=folder.logs / "engine.log",
-        options=VllmOptions(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}),
+        options=VllmOptions(**options),
         progress=lambda seconds, line: say(f"starting the embedded engine: {seconds:.0f} s  {line[:80]}"),
     )
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from nemo_polar.errors import PolarError
 from nemo_polar.rollout.attempt import Attempt, Identity, Workshop
+from nemo_polar.rollout.cancellation import uninterrupted
 from nemo_polar.rollout.deadline import Deadline
 from nemo_polar.rollout.status import failure
 from nemo_polar.rollout.tasks import LoadedTask
@@ -109,7 +110,7 @@ class Pipeline:
             await asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             self.cancel()
-            await _all_ended(self._workers)
+            await uninterrupted(_all_ended(self._workers))
         for worker in self._workers:
             if not worker.cancelled() and (error := worker.exception()) is not None:
                 raise error
@@ -131,15 +132,15 @@ class Pipeline:
             try:
                 status, error = await _outcome(attempt)
             except asyncio.CancelledError:
-                await _uninterrupted(self._finish(attempt, Status.CANCELLED, "cancelled"))
+                await uninterrupted(self._finish(attempt, Status.CANCELLED, "cancelled"))
                 raise
             if status.infra and number < self._shop.settings.retries and deadline.left() > 0:
-                await _uninterrupted(self._classified(attempt))
-                await _uninterrupted(self._recorder.attempt(who, number, _result(attempt, status, error, final=False)))
+                await uninterrupted(self._classified(attempt))
+                await uninterrupted(self._recorder.attempt(who, number, _result(attempt, status, error, final=False)))
                 self.progress.retried += 1
                 number += 1
                 continue
-            await _uninterrupted(self._finish(attempt, status, error))
+            await uninterrupted(self._finish(attempt, status, error))
             return
 
     async def _classified(self, attempt: Attempt) -> list[Turn]:
@@ -196,27 +197,8 @@ async def _outcome(attempt: Attempt) -> tuple[Status, str | None]:
     return attempt.status, attempt.note
 
 
-async def _uninterrupted(work: Coroutine[Any, Any, object]) -> None:
-    """Finish ``work`` even when cancelled meanwhile; the cancellation goes on after it."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        task.result()
-        raise
-
-
 async def _all_ended(workers: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for every worker, also when cancelled once more meanwhile: sandboxes must not be left behind."""
-    cancelled = False
-    while pending := [w for w in workers if not w.done()]:
-        try:
-            await asyncio.wait(pending)
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
+    await asyncio.wait(workers)
 
 
 def _metrics(attempt: Attempt) -> dict[str, float]:

@@ -99,11 +99,8 @@ def check(settings: RunSettings) -> Checked:
 
     try_sandbox(settings, {})
 
-    def check_task(task: Task) -> None:
-        make_verifier(task)
-        try_sandbox(settings, task.sandbox)
-
-    tasks = load_tasks(settings.env.tasks, check=check_task)
+    checks = {"verifier": make_verifier, "sandbox": lambda task: try_sandbox(settings, task.sandbox)}
+    tasks = load_tasks(settings.env.tasks, checks=checks)
     if settings.env.only:
         known = {loaded.task.id for loaded in tasks}
         if absent := [name for name in settings.env.only if name not in known]:

@@ -9,9 +9,10 @@ line; all mistakes of a file are reported together. Reading a task file runs not
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
@@ -21,8 +22,10 @@ from nemo_polar.rollout.compose import describe
 from nemo_polar.rollout.marked import Marked, read_jsonl, read_yaml
 from nemo_polar.settings import Budget, Settings
 
-Check = Callable[["Task"], None]
-"""Raises one of our errors when a task names a plug-in, or an option of one, that does not exist."""
+Check = Callable[["Task"], object]
+"""Raises one of our errors when a block of a task names a plug-in, or an option of one, that does not exist."""
+
+NO_CHECKS: Mapping[str, Check] = MappingProxyType({})
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
@@ -112,11 +115,11 @@ class LoadedTask:
         return files, tuple(executable)
 
 
-def load_tasks(paths: Sequence[str | Path], *, check: Check | None = None) -> list[LoadedTask]:
+def load_tasks(paths: Sequence[str | Path], *, checks: Mapping[str, Check] = NO_CHECKS) -> list[LoadedTask]:
     """Every task of ``paths``, in order.
 
     Args:
-        check: looks at each well-formed task once more, e.g. whether its verifier can be built.
+        checks: by block (``verifier``, ``sandbox``), looks at each well-formed task once more: can its plug-in be made?
 
     Raises:
         TaskFileError: with one line for each mistake of all files; its ``field`` and ``line`` are the first one's.
@@ -131,7 +134,7 @@ def load_tasks(paths: Sequence[str | Path], *, check: Check | None = None) -> li
             mistakes.append(exc)
             continue
         for prefix, entry in entries:
-            found, problems = _one(path, prefix, entry, check)
+            found, problems = _one(path, prefix, entry, checks)
             mistakes += problems
             if found is None:
                 continue
@@ -175,7 +178,7 @@ def _entries(path: Path) -> list[tuple[tuple[str | int, ...], Marked]]:
 
 
 def _one(
-    path: Path, prefix: tuple[str | int, ...], entry: Marked, check: Check | None
+    path: Path, prefix: tuple[str | int, ...], entry: Marked, checks: Mapping[str, Check]
 ) -> tuple[LoadedTask | None, list[TaskFileError]]:
     """One task, or what is wrong with it."""
 
@@ -199,24 +202,20 @@ def _one(
                 problems.append(mistake("leads out of the task file's folder", "files", name, "source"))
             elif not source.is_file():
                 problems.append(mistake(f"no such file: {path.parent / file.source}", "files", name, "source"))
-    if check is not None:
+    for block, check in checks.items():
         try:
             check(task)
         except PolarError as exc:
-            problems.append(_plugin_mistake(exc, mistake, entry))
+            problems.append(mistake(str(exc), block, *_option(exc, entry.value.get(block))))
     return LoadedTask(task, path.parent.resolve()), problems
 
 
-def _plugin_mistake(exc: PolarError, mistake: Callable[..., TaskFileError], entry: Marked) -> TaskFileError:
-    """A plug-in's complaint, placed at the option it names when it names one."""
-    field = getattr(exc, "field", None)
-    block = entry.value["verifier"]
+def _option(exc: PolarError, block: Any) -> tuple[str, ...]:
+    """The key of ``block`` that a plug-in's complaint is about: the first one it names, if it names any."""
+    keys = [str(key) for key in block] if isinstance(block, dict) else []
     if isinstance(exc, RegistryError):
-        field = "type"
-    elif field is None:
-        field = next((key for key in block if key != "type" and re.search(rf"\b{re.escape(str(key))}\b", str(exc))), "type")
-    keys = [int(part) if part.isdigit() else part for part in str(field).split(".")]
-    return mistake(str(exc), "verifier", *keys)
+        return ("type",)
+    return next(((key,) for key in keys if key != "type" and re.search(rf"\b{re.escape(key)}\b", str(exc))), ())
 
 
 def _location(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:

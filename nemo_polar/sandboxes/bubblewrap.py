@@ -173,7 +173,8 @@ def arguments(
     args += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
     if "--size" in known:
         args += ["--size", str(_SHM_BYTES)]
-    args += ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    # Read-only /proc: its sysctls belong to the whole host, and bubblewrap does not guard them where we are uid 0 outside.
+    args += ["--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/proc"]
     for name in _ROOT_FOLDERS:
         path = Path("/") / name
         if path.is_symlink():

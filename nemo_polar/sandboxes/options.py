@@ -27,7 +27,7 @@ class LocalOptions(HostOptions):
     port: int = Field(default=8080, gt=1023, le=65535)
     """Loopback port inside where the proxy is found. Another one, if the task's own programs want this one."""
     processes: int = Field(default=2048, gt=0)
-    """Processes and threads in one sandbox, so that a fork bomb stays its own problem. Root without ``own_uid`` has no such bound."""
+    """Processes and threads in one sandbox: a fork bomb stays its own problem. Root without ``own_uid`` has no such bound."""
     open_files: int = Field(default=65536, gt=0)
     file_bytes: int | None = Field(default=None, gt=0)
     """Largest file that can be written; None: no limit."""

@@ -12,6 +12,8 @@ It runs under ``python -I -S`` inside any image, so it is one file and uses only
 holds no secret and checks none: whoever can reach the port could reach the socket too.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -21,6 +23,10 @@ import signal
 import socket
 import sys
 import time
+
+TYPE_CHECKING = False  # as in typing, which is slow to import
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 CHUNK = 64 * 1024
 """Bytes read at a time; also the most that waits in one direction of a stream, so that a slow reader slows its writer."""
@@ -37,13 +43,13 @@ class Half:
 
     __slots__ = ("done", "ended", "pending", "sink", "source")
 
-    def __init__(self, source, sink):
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
         self.source, self.sink = source, sink
         self.pending = memoryview(b"")
         self.ended = False  # the source has sent its end of file
         self.done = False  # and it has been passed on
 
-    def pump(self):
+    def pump(self) -> bool:
         """Move what can be moved without waiting, up to a turn's worth. True when the turn ended first."""
         for _ in range(TURN):
             if not self.pending and not self.ended:
@@ -63,7 +69,7 @@ class Half:
             self.pending = self.pending[sent:]
         return True
 
-    def _close(self):
+    def _close(self) -> None:
         self.done = True
         try:
             self.sink.shutdown(socket.SHUT_WR)
@@ -77,24 +83,24 @@ class Stream:
 
     __slots__ = ("client", "down", "proxy", "up")
 
-    def __init__(self, client, proxy):
+    def __init__(self, client: socket.socket, proxy: socket.socket) -> None:
         self.client, self.proxy = client, proxy
         self.up, self.down = Half(client, proxy), Half(proxy, client)
 
-    def pump(self):
+    def pump(self) -> bool:
         """True when there is more to move at once."""
         up_has_more = self.up.pump()
         return self.down.pump() or up_has_more
 
     @property
-    def done(self):
+    def done(self) -> bool:
         return self.up.done and self.down.done
 
 
 class Relay:
     """All streams in one thread, on an edge-triggered epoll: a stream that waits for its reader costs nothing."""
 
-    def __init__(self, port, path):
+    def __init__(self, port: int, path: str) -> None:
         self.path = path
         self.listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,11 +109,11 @@ class Relay:
         self.listener.setblocking(False)
         self.epoll = select.epoll()
         self.epoll.register(self.listener, select.EPOLLIN)
-        self.streams = {}  # by each of its two descriptors
-        self.unfinished = set()  # streams whose turn ended before their data
-        self.waiting = []  # clients for whom the proxy had no room yet
+        self.streams: dict[int, Stream] = {}  # by each of its two descriptors
+        self.unfinished: set[Stream] = set()  # streams whose turn ended before their data
+        self.waiting: list[socket.socket] = []  # clients for whom the proxy had no room yet
 
-    def run(self, wake):
+    def run(self, wake: int) -> None:
         """Serve until something can be read from ``wake``."""
         woken = False
         while not woken:
@@ -126,7 +132,7 @@ class Relay:
             for client in waiting:
                 self._connect(client)
 
-    def _accept(self):
+    def _accept(self) -> None:
         try:
             client, _ = self.listener.accept()
         except BlockingIOError:
@@ -138,7 +144,7 @@ class Relay:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connect(client)
 
-    def _connect(self, client):
+    def _connect(self, client: socket.socket) -> None:
         proxy = None
         try:
             proxy = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -157,7 +163,7 @@ class Relay:
             self.streams[sock.fileno()] = stream
             self.epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
 
-    def _pump(self, stream):
+    def _pump(self, stream: Stream) -> None:
         try:
             if stream.pump():
                 self.unfinished.add(stream)
@@ -171,12 +177,12 @@ class Relay:
             sock.close()
 
 
-def fail(message, code):
+def fail(message: str, code: int) -> NoReturn:
     os.write(2, f"polar: {message}\n".encode())
     os._exit(code)
 
 
-def execute(argv, limits, env):
+def execute(argv: list[str], limits: list[tuple[str, int]], env: dict[str, str]) -> NoReturn:
     """Become the command. Python ignores SIGPIPE and SIGXFSZ; the command must not inherit that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, *FORWARDED):
         signal.signal(number, signal.SIG_DFL)
@@ -194,7 +200,7 @@ def execute(argv, limits, env):
         fail(f"{argv[0]}: cannot be run: {exc}", 126)
 
 
-def supervise(relay, argv, limits, env):
+def supervise(relay: Relay, argv: list[str], limits: list[tuple[str, int]], env: dict[str, str]) -> NoReturn:
     """Run the command in its own session beside the relay, pass signals on to it, and leave as it leaves."""
     wake, poke = os.pipe()
     os.set_blocking(poke, False)
@@ -207,7 +213,7 @@ def supervise(relay, argv, limits, env):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         execute(argv, limits, env)
-    waiting = []
+    waiting: list[int] = []
     for number in FORWARDED:
         signal.signal(number, lambda received, _frame: waiting.append(received))
     while True:
@@ -222,8 +228,9 @@ def supervise(relay, argv, limits, env):
             os._exit(code if code >= 0 else 128 - code)
 
 
-def main(args):
-    limits, env, port, path = [], dict(os.environ), None, None
+def main(args: list[str]) -> NoReturn:
+    limits: list[tuple[str, int]] = []
+    env, port, path = dict(os.environ), None, ""
     while args and args[0] != "--":
         option, value = args.pop(0), args.pop(0)
         if option == "--limit":
@@ -246,7 +253,7 @@ def main(args):
     try:
         relay = Relay(port, path)
     except OSError as exc:
-        relay = fail(f"relay: cannot listen on 127.0.0.1:{port}: {exc}", 125)
+        fail(f"relay: cannot listen on 127.0.0.1:{port}: {exc}", 125)
     supervise(relay, argv, limits, env)
 
 

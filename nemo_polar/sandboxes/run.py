@@ -55,10 +55,12 @@ async def through_cancellation(work: Awaitable[_T]) -> _T:
 
 
 class _Output:
-    """One output pipe: its first ``limit`` bytes are kept, the rest is read and counted so that no writer ever waits."""
+    """One output pipe. All of it is read, so that no writer ever waits; of more than ``limit`` bytes, both ends are kept."""
 
     def __init__(self, limit: int):
-        self.limit, self.kept, self.total = limit, bytearray(), 0
+        self._head_limit, self._tail_limit = limit // 2, limit - limit // 2
+        self._head, self._tail = bytearray(), bytearray()
+        self._total = 0
         self.read_end, self.write_end = os.pipe()
 
     async def drain(self) -> None:
@@ -67,10 +69,30 @@ class _Output:
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         try:
             while data := await reader.read(256 * 1024):
-                self.total += len(data)
-                self.kept += data[: max(0, self.limit - len(self.kept))]
+                self._take(data)
         finally:
             transport.close()
+
+    def _take(self, data: bytes) -> None:
+        self._total += len(data)
+        room = self._head_limit - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * self._tail_limit + 1024 * 1024:
+            del self._tail[: len(self._tail) - self._tail_limit]
+
+    @property
+    def truncated(self) -> bool:
+        return self._total > self._head_limit + self._tail_limit
+
+    @property
+    def text(self) -> bytes:
+        """What was kept; where something is missing, a line says how much."""
+        if not self.truncated:
+            return bytes(self._head + self._tail)
+        tail = self._tail[len(self._tail) - self._tail_limit :]
+        missing = self._total - len(self._head) - len(tail)
+        return b"%b\n[%d bytes left out]\n%b" % (self._head, missing, tail)
 
 
 def _stdin(data: bytes) -> int:
@@ -158,9 +180,9 @@ async def run(
     code = process.returncode
     return ExecResult(
         exit_code=code if code >= 0 else 128 - code,
-        stdout=bytes(out.kept),
-        stderr=bytes(err.kept),
+        stdout=out.text,
+        stderr=err.text,
         timed_out=timed_out,
-        truncated=out.total > out.limit or err.total > err.limit,
+        truncated=out.truncated or err.truncated,
         seconds=time.monotonic() - started,
     )

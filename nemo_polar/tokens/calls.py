@@ -222,17 +222,14 @@ def _listed(value: Any) -> list[Any]:
 
 def _typed(value: str, schema: Any) -> str:
     """``value`` as JSON text of the type that its schema asks for."""
-    as_string = json.dumps(value, ensure_ascii=False)
-    types = _declared(schema)
-    if types == {"string"}:
-        return as_string
-    text = value.strip()
+    as_string, text = json.dumps(value, ensure_ascii=False), value.strip()
     try:
         parsed = _JSON.decode(text)
     except (ValueError, RecursionError):
         return as_string
-    # Where a string is one of several types, the text is a string unless it is plainly one of the others: for string or null,
-    # 123 is a string and null is null.
+    # Where a string may stand, the text is one unless it is plainly of another declared type: for string or null, 123 is a
+    # string and null is null.
+    types = _declared(schema)
     if "string" in types and types.isdisjoint(_TYPES.get(type(parsed), ())):
         return as_string
     return text

@@ -262,7 +262,7 @@ class IncrementalParser:
         """Nothing that was held back can grow any more: an unfinished character, the beginning of a marker."""
         self._scan(self._utf8.flush())
         held, self._held = self._held, ""
-        if held and self.stopped is None:
+        if held:
             if self._state is _State.START:
                 self._leave_start()
             self._place(held)

@@ -8,7 +8,7 @@ relate to it; the turns below a root share its kind, as they share its tools and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nemo_polar.types import Kind, Turn
@@ -31,13 +31,14 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
 
     With M the main root:
 
+    - M and the roots that M goes back to by way of ``fork_of`` under one system prompt: ``MAIN``;
     - no tools where M has some: ``COMPACTION`` if its history is ours (``fork_of``), ``AUXILIARY`` if it is a single turn (a
       title, a topic check), else ``SUBAGENT``;
-    - history of ours and M's system prompt (the history was edited, or the tools changed): ``MAIN``, except for a single turn
-      after which the line it left went on: ``AUXILIARY``;
+    - history of ours and the system prompt of the line it left (the history was edited, or the tools changed): what that line
+      is, except for a single turn after which that line went on: ``AUXILIARY``;
     - a new conversation with M's system prompt and tools that does not overlap M in time (what goes on after a compaction):
       ``MAIN``;
-    - everything else is a ``SUBAGENT``, except single turns without tools under another system prompt: ``AUXILIARY``.
+    - everything else is a ``SUBAGENT``, except single turns without tools: ``AUXILIARY``.
     """
     trees: dict[int, _Tree] = {}
     root_of: dict[int, int] = {}
@@ -55,21 +56,35 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
         return {}
     candidates = [t for t in trees.values() if t.root.tools_key] or list(trees.values())
     main = max(candidates, key=lambda t: (len(t.ids), -t.root.id))
-    return {i: _kind(tree, main, last_below) for tree in trees.values() for i in tree.ids}
+    kinds: dict[int, Kind] = {}
+    """By root."""
+    line = main
+    while line.root.id not in kinds and line.root.system_key == main.root.system_key:
+        kinds[line.root.id] = Kind.MAIN
+        if line.root.fork_of is not None:
+            line = trees[root_of[line.root.fork_of]]
+    for tree in trees.values():  # oldest first, so that what a fork left is known
+        if tree.root.id not in kinds:
+            kinds[tree.root.id] = _kind(tree, main, trees, root_of, kinds, last_below)
+    return {turn_id: kinds[root] for turn_id, root in root_of.items()}
 
 
-def _kind(tree: _Tree, main: _Tree, last_below: dict[int, int]) -> Kind:
+def _kind(
+    tree: _Tree,
+    main: _Tree,
+    trees: Mapping[int, _Tree],
+    root_of: Mapping[int, int],
+    kinds: Mapping[int, Kind],
+    last_below: Mapping[int, int],
+) -> Kind:
     root, single = tree.root, len(tree.ids) == 1
-    if tree is main:
-        return Kind.MAIN
     if main.root.tools_key and not root.tools_key:
         if root.fork_of is not None:
             return Kind.COMPACTION
         return Kind.AUXILIARY if single else Kind.SUBAGENT
-    same_system = root.system_key == main.root.system_key
-    if same_system and root.fork_of is not None:
-        left_behind = last_below.get(root.fork_of, root.fork_of) < root.id
-        return Kind.AUXILIARY if single and not left_behind else Kind.MAIN
+    if root.fork_of is not None and trees[root_of[root.fork_of]].root.system_key == root.system_key:
+        went_on = last_below[root.fork_of] > root.id
+        return Kind.AUXILIARY if single and went_on else kinds[root_of[root.fork_of]]
     if tree.keys == main.keys and (tree.ids[-1] < main.ids[0] or tree.ids[0] > main.ids[-1]):
         return Kind.MAIN
     return Kind.AUXILIARY if single and not root.tools_key else Kind.SUBAGENT

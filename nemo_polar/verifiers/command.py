@@ -36,6 +36,8 @@ _SHARE = 0.9
 """Of the time left, so that a verdict is reached within it."""
 _LEAST_SECONDS = 0.5
 
+_MISSING = re.compile(rb"([^\s:]+): (?:command )?(?:not found|no such command)")
+
 # Run with the ancestors of one path as its first words and the path itself as the last: makes way for a file there.
 _CLEAR = """
 while [ $# -gt 1 ]; do
@@ -181,7 +183,7 @@ class CommandVerifier:
         return Verdict(math.fsum(components.values()), components, "\n".join(details)[-_DETAIL_BYTES:])
 
     async def _run(self, sandbox: Sandbox, command: str | list[str], deadline: float, *, commands_left: int) -> ExecResult:
-        """Run one command, in its timeout or its share of the time left, whichever is shorter: a loop in one cannot starve the next."""
+        """Run one command, in its timeout or its share of the time left: a loop in one check cannot starve the next."""
         share = (deadline - time.monotonic()) / commands_left
         if share < _LEAST_SECONDS:
             raise VerifierError(f"only {max(share, 0):.1f} s are left for a command of the verifier")
@@ -221,11 +223,11 @@ def _content(task_dir: Path, path: str, file: HiddenFile) -> bytes:
 
 
 async def _make_way(sandbox: Sandbox, path: str) -> None:
-    """Remove what lies at ``path``, and links or files where it needs folders. In the sandbox, so that nothing can lead out of it."""
+    """Remove what lies at ``path``, and links or files where it needs folders. Done inside, so that nothing can lead out."""
     pure = PurePosixPath(path)
     if pure.is_relative_to(WORKDIR):
         relative = pure.relative_to(WORKDIR)
-        names = [f"./{folder}" for folder in reversed(relative.parents)][1:] + [f"./{relative}"]
+        names = [*(f"./{folder}" for folder in list(reversed(relative.parents))[1:]), f"./{relative}"]
     else:
         names = [str(pure)]
     done = await sandbox.exec(["/bin/sh", "-c", _CLEAR, "clear", *names], timeout=60, network=False)
@@ -239,8 +241,9 @@ async def _check_present(sandbox: Sandbox, command: str | list[str], stderr: byt
     Raises:
         VerifierError: the output says of a word of ``command`` that there is no such command, and the sandbox confirms it.
     """
-    words = {command[0]} if isinstance(command, list) else _words(command) said = {match.decode(errors="replace") for match in
-    re.findall(rb"([^\s:]+): (?:command )?(?:not found|no such command)", stderr)} for word in sorted(words & said):
+    words = {command[0]} if isinstance(command, list) else _words(command)
+    said = {name.decode(errors="replace") for name in _MISSING.findall(stderr)}
+    for word in sorted(words & said):
         if "/" not in word:
             found = await sandbox.exec(["/bin/sh", "-c", 'command -v -- "$1"', "find", word], timeout=60, network=False)
             if found.exit_code != 0:
@@ -248,8 +251,10 @@ async def _check_present(sandbox: Sandbox, command: str | list[str], stderr: byt
 
 
 def _words(command: str) -> set[str]:
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
     try:
-        return set(shlex.shlex(command, posix=True, punctuation_chars=True))
+        return set(lexer)
     except ValueError:
         return set(command.split())
 

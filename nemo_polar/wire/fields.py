@@ -29,6 +29,7 @@ MAX_SCHEMA_DEPTH = 64
 """Levels of nesting in a tool's JSON schema; what reads schemas later may be recursive."""
 
 _SHOWN_CHARS = 64
+_BACKSLASH = ord("\\")
 _MAX_UNKNOWN = 32
 _TYPE_NAMES: Mapping[type, str] = {
     dict: "an object",
@@ -39,10 +40,8 @@ _TYPE_NAMES: Mapping[type, str] = {
     float: "a number",
     type(None): "null",
 }
-# Every escape is matched, so that the backslash of an escaped backslash is never taken for the start of "\u".
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
-)
+# A surrogate escape, with the low one that makes it a pair. It starts with a literal, so the search skips quickly.
+_SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?P<low>\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
 LONE_SURROGATES = "lone surrogates: replaced by U+FFFD"
 
 
@@ -278,12 +277,18 @@ def _without_lone_surrogates(body: bytes) -> tuple[bytes, bool]:
 
     def mend(match: re.Match[bytes]) -> bytes:
         nonlocal replaced
-        if match["lone"] is None:
+        start = match.start()
+        run = start
+        while run and body[run - 1] == _BACKSLASH:
+            run -= 1
+        literal = (start - run) % 2 == 1  # the backslash is itself escaped: the first half is ordinary text
+        low = match["low"]
+        if (low is not None) != literal:
             return match[0]
         replaced = True
-        return rb"\ufffd"
+        return match[0][: -len(low)] + rb"\ufffd" if low is not None else rb"\ufffd"
 
-    return _ESCAPE.sub(mend, body), replaced
+    return _SURROGATE.sub(mend, body), replaced
 
 
 def _deeper_than(value: dict[str, Any], limit: int) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from nemo_polar.capture.journal import JournalReader
 from nemo_polar.engines.log import read_engine_log
+from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL
 from tests.support.proxy import TOOLS, joined
 
 REPOSITORY = Path(__file__).parents[2]
@@ -88,8 +89,8 @@ async def twenty_lives(server: asyncio.subprocess.Process, tmp_path: Path) -> No
         folder.mkdir()
         acknowledged, sessions = await one_life(server, folder, 0.15 + 0.02 * life)
         replies += len(acknowledged)
-        log = {c.request_id: c for c in read_engine_log(folder / "engine.jsonl")}
-        with JournalReader(folder / "journal.sqlite") as journal:
+        log = {c.request_id: c for c in read_engine_log(folder / ENGINE_LOG)}
+        with JournalReader(folder / JOURNAL) as journal:
             turns = {session_id: journal.turns(session_id) for session_id, _ in sessions}
         by_call = {(s, t.call_id): t for s, of_session in turns.items() for t in of_session}
         for session_id, call_id, text in acknowledged:

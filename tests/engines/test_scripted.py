@@ -36,8 +36,8 @@ async def test_the_same_request_draws_the_same_sample():
 
 
 async def test_a_seed_of_the_request_decides_alone():
-    one = await collect(ScriptedEngine(seed=1), ask("a", seed=9))
-    two = await collect(ScriptedEngine(seed=2, chunk_tokens=5), ask("b", seed=9))
+    one = await collect(ScriptedEngine(), ask("a", seed=9))
+    two = await collect(ScriptedEngine(chunk_tokens=5), ask("b", seed=9))
     assert one.token_ids == two.token_ids
 
 
@@ -75,6 +75,16 @@ async def test_drawn_replies_have_a_length_in_bounds_and_end_with_the_stop_id():
     for number in range(12):
         drawn = await collect(engine, ask(f"r{number}", stop=(7,), max_tokens=50))
         assert len(drawn.token_ids) <= 6 and drawn.token_ids[-1] == 7 and drawn.finish_reason is FinishReason.STOP
+
+
+async def test_a_scripted_id_that_truncation_cuts_has_its_logprob_all_the_same():
+    drawn = await collect(ScriptedEngine([list(range(20))]), ask(top_k=1, max_tokens=20))
+    assert drawn.token_ids == list(range(20))
+
+
+async def test_a_scripted_id_outside_the_vocabulary_is_named():
+    with pytest.raises(EngineProtocol, match="outside the vocabulary of 16"):
+        await collect(ScriptedEngine([[16]], vocab=16), ask())
 
 
 async def test_a_function_decides_by_the_request():

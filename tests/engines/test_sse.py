@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def test_payloads_do_not_depend_on_where_the_bytes_are_cut(payloads, cuts, end):
     stream = b"".join(b": keep-alive\n\ndata: " + p + end for p in payloads)
     edges = [0, *sorted(min(c, len(stream)) for c in cuts), len(stream)]
     lines = SseLines()
-    found = [p for a, b in zip(edges, edges[1:], strict=False) for p in lines.feed(stream[a:b])]
+    found = [p for a, b in pairwise(edges) for p in lines.feed(stream[a:b])]
     assert found == payloads
     assert lines.pending == b""
 

@@ -145,10 +145,10 @@ def test_a_plug_ins_complaint_is_placed_at_the_option_it_names(tmp_path: Path) -
 
     path = write(tmp_path, GOOD)
     with pytest.raises(TaskFileError) as caught:
-        load_tasks([path], check=unknown_type)
+        load_tasks([path], checks={"verifier": unknown_type})
     assert (caught.value.field, caught.value.line) == ("tasks[0].verifier.type", 10)
     with pytest.raises(TaskFileError) as caught:
-        load_tasks([path], check=bad_option)
+        load_tasks([path], checks={"verifier": bad_option})
     assert (caught.value.field, caught.value.line) == ("tasks[0].verifier.command", 11)
 
 

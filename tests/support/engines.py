@@ -79,5 +79,5 @@ async def process(module: str, *args: str) -> AsyncIterator[tuple[asyncio.subpro
 async def until(condition: Any, seconds: float = 3.0) -> None:
     """Wait for ``condition()`` to be true; fail when it isn't in time."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(0.01)

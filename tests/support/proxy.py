@@ -22,6 +22,7 @@ from nemo_polar.engines.log import read_engine_log
 from nemo_polar.engines.scripted import ScriptedEngine
 from nemo_polar.settings import CaptureSettings
 from nemo_polar.tokens.base import Codec
+from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL
 from nemo_polar.types import Turn
 from tests.support.tiny import tiny_codec
 
@@ -48,7 +49,7 @@ class Rig:
 
     def turns(self, session_id: str) -> list[Turn]:
         """As the journal has them."""
-        with JournalReader(self.folder / "journal.sqlite") as reader:
+        with JournalReader(self.folder / JOURNAL) as reader:
             return reader.turns(session_id)
 
     async def delivered(self, session_id: str) -> list[Turn]:
@@ -61,7 +62,7 @@ class Rig:
         raise AssertionError(f"not noted as delivered: {[t.id for t in turns if not t.delivered]}")
 
     def engine_log(self):
-        return [c for c in read_engine_log(self.folder / "engine.jsonl") if not c.request_id.startswith("polar-probe")]
+        return [c for c in read_engine_log(self.folder / ENGINE_LOG) if not c.request_id.startswith("polar-probe")]
 
     def ids(self, text: str, *, end: bool = True) -> list[int]:
         """Text as the model would sample it."""
@@ -143,11 +144,9 @@ async def running(
     """A rig; ``settings`` are the proxy's, those that begin with ``engine_`` and are not its own the scripted engine's."""
     codec = codec or tiny_codec()
     own = {k: settings.pop(k) for k in list(settings) if k in CaptureSettings.model_fields}
-    engine = engine or ScriptedEngine(
-        script, log=folder / "engine.jsonl", **{"vocab": 259, "reply_tokens": (4, 12), **settings}
-    )
+    engine = engine or ScriptedEngine(script, log=folder / ENGINE_LOG, **{"vocab": 259, "reply_tokens": (4, 12), **settings})
     own = {"keep_alive_seconds": 0.2, "shutdown_seconds": 0.2, "grace_seconds": 0.3, **own}
-    proxy = CaptureProxy(CaptureSettings(**own), codec=codec, engine=engine, journal=Journal(folder / "journal.sqlite"))
+    proxy = CaptureProxy(CaptureSettings(**own), codec=codec, engine=engine, journal=Journal(folder / JOURNAL))
     await proxy.start()
     try:
         async with aiohttp.ClientSession() as http:

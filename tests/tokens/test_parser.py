@@ -380,7 +380,9 @@ def test_ids_after_a_stop_string_change_nothing(spelled: bool):
     reply = parser(spelled=spelled, stop=["STOP"])
     assert reply.feed(ids_of("a STOP", spelled)) == [TextDelta("a"), TextDelta(" ")]
     assert reply.stopped == "STOP"
+    lookups = VOCABULARY.lookups
     assert reply.feed(ids_of(f"b{CALL}STOP", spelled)) == []
+    assert VOCABULARY.lookups == lookups
     assert reply.finish(STOP) == []
     assert reply.message().parts == (Text("a "),)
 

@@ -22,7 +22,7 @@ from nemo_polar.tokens.calls import CallBody
 from nemo_polar.tokens.parser import IncrementalParser, Marker, ReplyFormat
 from nemo_polar.tokens.tokenizer import Tokenizer
 from nemo_polar.types import FinishReason, Message, Text, ToolCall, ToolSpec
-from tests.support.models import qwen3, qwen35
+from tests.support import models
 from tests.support.replies import counted_ids, joined, pieces, run
 
 TOOLS = (
@@ -34,7 +34,7 @@ BODY: dict[str, CallBody] = {"qwen3": "hermes", "qwen35": "qwen_xml"}
 
 @cache
 def tokenizer_of(family: str) -> Tokenizer:
-    return qwen3() if family == "qwen3" else qwen35()
+    return Tokenizer.load({"qwen3": models.qwen3, "qwen35": models.qwen35, "tiny": models.tiny}[family]())
 
 
 @cache
@@ -44,18 +44,18 @@ def plain_ids(family: str, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(tokenizer.quote(text)[0]))
 
 
-def format_of(family: str, *, spelled: bool = False) -> ReplyFormat:
+def format_of(family: str, body: CallBody) -> ReplyFormat:
     tokenizer = tokenizer_of(family)
 
     def marker(text: str) -> Marker:
-        return Marker(None if spelled else tokenizer.token_id(text), text)
+        return Marker(tokenizer.token_id(text), text)
 
     ends = {tokenizer.token_id("<|im_end|>"), tokenizer.token_id("<|endoftext|>")}
     return ReplyFormat(
         end_ids=frozenset(i for i in ends if i is not None),
         reasoning=(marker("<think>"), marker("</think>")),
         call=(marker("<tool_call>"), marker("</tool_call>")),
-        call_body=BODY[family],
+        call_body=body,
     )
 
 
@@ -76,7 +76,9 @@ def theirs(family: str, ids: list[int], in_reasoning: bool) -> ParsedResponse:
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 _WORDS = st.one_of(
-    st.sampled_from(["Let me see.", "\n\n", " ", "  indented\n", "é🙂語", "<tool_call", "a < b", "```py\nx = 1\n```", "\u3000", "\\u00e9"]),
+    st.sampled_from(
+        ["Let me see.", "\n\n", " ", "  indented\n", "é🙂語", "<tool_call", "a < b", "```py\nx = 1\n```", "\u3000", "\\u00e9"]
+    ),
     st.text(max_size=6).map(lambda s: s.encode("utf-8", "replace").decode()),
 )
 _JSON = st.recursive(
@@ -88,7 +90,10 @@ _JSON = st.recursive(
 
 @st.composite
 def _hermes(draw: st.DrawFn) -> str:
-    call = {"name": draw(st.sampled_from(["run", "read_file", "é"])), "arguments": draw(st.dictionaries(_WORDS, _JSON, max_size=3))}
+    call = {
+        "name": draw(st.sampled_from(["run", "read_file", "é"])),
+        "arguments": draw(st.dictionaries(_WORDS, _JSON, max_size=3)),
+    }
     separators = draw(st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", " :  ")]))
     return json.dumps(call, ensure_ascii=draw(st.booleans()), separators=separators, indent=draw(st.sampled_from([None, 2])))
 
@@ -150,7 +155,7 @@ def test_calls_reasoning_and_content_are_those_of_renderers(family: str):
     def check(reply: tuple[list[int], bool], cuts: list[int]) -> None:
         ids, in_reasoning = reply
         parser = IncrementalParser(
-            tokenizer_of(family), format_of(family), in_reasoning=in_reasoning, tools=TOOLS, mint=counted_ids()
+            tokenizer_of(family), format_of(family, BODY[family]), in_reasoning=in_reasoning, tools=TOOLS, mint=counted_ids()
         )
         # LENGTH: like renderers, leave a block that never closed.
         deltas = run(parser, pieces(ids, cuts), FinishReason.LENGTH)
@@ -174,26 +179,45 @@ def test_calls_reasoning_and_content_are_those_of_renderers(family: str):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen35"])
-@pytest.mark.parametrize("spelled", [False, True], ids=["by id", "spelled"])
+@pytest.mark.parametrize("spelled", [False, True], ids=["markers by id", "markers spelled"])
 def test_every_cut_of_real_ids_gives_the_same_reply(family: str, spelled: bool):
-    form = format_of(family, spelled=spelled)
+    vocabulary = "tiny" if spelled else family  # the small one has no think or call tokens
+    form = format_of(vocabulary, BODY[family])
+    assert all((m.id is None) == spelled for pair in (form.reasoning, form.call) if pair for m in pair)
 
     @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(_replies(family), st.lists(st.integers(0, 300), max_size=6), st.sampled_from([(), ("\n\n", "e"), ("語",)]))
     def check(reply: tuple[list[int], bool], cuts: list[int], stop: tuple[str, ...]) -> None:
         ids, in_reasoning = reply
         if spelled:
-            end = tokenizer_of(family).special_tokens["<|im_end|>"]
-            text = tokenizer_of(family).decode(ids[: ids.index(end)] if end in ids else ids)
-            ids = [*plain_ids(family, text), end]
+            ids = tokenizer_of("tiny").encode(tokenizer_of(family).decode(ids))
         results = []
         for chunks in ([ids], pieces(ids, cuts), [[i] for i in ids]):
             parser = IncrementalParser(
-                tokenizer_of(family), form, in_reasoning=in_reasoning, stop=stop, tools=TOOLS, mint=counted_ids()
+                tokenizer_of(vocabulary), form, in_reasoning=in_reasoning, stop=stop, tools=TOOLS, mint=counted_ids()
             )
             deltas = run(parser, chunks)
             assert joined(deltas) == parser.message().parts
             results.append((parser.message(), parser.stopped, parser.malformed, parser.unparsed_blocks))
         assert results[0] == results[1] == results[2]
+
+    check()
+
+
+@pytest.mark.parametrize(("family", "vocabulary"), [("qwen3", "tiny"), ("qwen35", "tiny")])
+def test_spelled_markers_give_the_reply_that_ids_give(family: str, vocabulary: str):
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(_replies(family))
+    def check(reply: tuple[list[int], bool]) -> None:
+        ids, in_reasoning = reply
+        text = tokenizer_of(family).decode(ids)
+        messages = []
+        for name in (family, vocabulary):
+            parser = IncrementalParser(
+                tokenizer_of(name), format_of(name, BODY[family]), in_reasoning=in_reasoning, tools=TOOLS, mint=counted_ids()
+            )
+            run(parser, [[i] for i in tokenizer_of(name).encode(text)])
+            messages.append(parser.message())
+        assert messages[0] == messages[1]
 
     check()

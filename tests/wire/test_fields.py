@@ -110,6 +110,10 @@ def test_a_body_that_is_no_object_is_refused(body):
         (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
         (r"\\ud83d \ud83d", "\\ud83d \ufffd"),
         (r"\\\ud83d", "\\\ufffd"),
+        (r"\\\\\ud83d\\ude00", "\\\\\ufffd\\ude00"),
+        (r"\ud83d\\\ude00", "\ufffd\\\ufffd"),
+        (r"\ud83d\ude00\ude00\ud83d", "\U0001f600\ufffd\ufffd"),
+        (r"\\ud83d\ude00", "\\ud83d\ufffd"),
         (r"\ud83d\n", "\ufffd\n"),
     ],
 )

@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds follow from tools, system prompt and position, on the shapes that real harnesses make."""
+
+from __future__ import annotations
+
+from nemo_polar.trajectory.kinds import classify
+from nemo_polar.types import FinishReason, ForkReason, Kind, Message, Role, Sample, Turn, as_ids, as_logprobs
+
+SYSTEM, OTHER = b"system", b"other"
+TOOLS, FEWER = b"tools", b"fewer"
+
+
+def turn(id: int, parent: int | None = None, *, system: bytes = SYSTEM, tools: bytes = TOOLS, fork_of: int | None = None) -> Turn:
+    reason = None if parent is not None else ForkReason.NEW if fork_of is None else ForkReason.EDITED
+    sample, reply = Sample(as_ids([1]), as_logprobs([-1]), FinishReason.STOP), Message(Role.ASSISTANT, ())
+    more = {"fork_reason": reason, "fork_of": fork_of, "tools_key": tools, "system_key": system}
+    return Turn(id, "s", parent, as_ids([1]), sample, reply, f"q{id}", f"c{id}", **more)
+
+
+def kinds(*turns: Turn) -> str:
+    """One letter a turn, in order of id."""
+    found = classify(turns)
+    return "".join(found[i].value[0] for i in sorted(found))
+
+
+def test_a_lone_conversation_is_the_main_line_with_or_without_tools() -> None:
+    assert kinds(turn(0), turn(1, 0), turn(2, 1)) == "mmm"
+    assert kinds(turn(0, tools=b""), turn(1, 0, tools=b"")) == "mm"
+    assert kinds() == ""
+
+
+def test_a_title_asked_for_before_the_task_is_auxiliary() -> None:
+    assert kinds(turn(0, system=OTHER, tools=b""), turn(1), turn(2, 1)) == "amm"
+
+
+def test_a_sub_agent_has_its_own_system_prompt_and_tools() -> None:
+    assert kinds(turn(0), turn(1, system=OTHER, tools=FEWER), turn(2, 1, system=OTHER, tools=FEWER), turn(3, 0), turn(4, 3)) == "mssmm"
+
+
+def test_a_sub_agent_with_the_same_prompt_and_tools_runs_while_the_main_line_waits() -> None:
+    assert kinds(turn(0), turn(1), turn(2, 1), turn(3, 0), turn(4, 3)) == "mssmm"
+
+
+def test_a_summary_of_our_history_without_tools_is_a_compaction_and_what_follows_it_is_main() -> None:
+    assert kinds(turn(0), turn(1, 0), turn(2, tools=b"", fork_of=1), turn(3), turn(4, 3), turn(5, 4)) == "mmcmmm"
+
+
+def test_an_edited_history_that_goes_on_is_main() -> None:
+    assert kinds(turn(0), turn(1, 0), turn(2, fork_of=0), turn(3, 2)) == "mmmm"
+    assert kinds(turn(0), turn(1, 0), turn(2, fork_of=1)) == "mmm"
+
+
+def test_a_single_look_aside_from_a_line_that_goes_on_is_auxiliary() -> None:
+    assert kinds(turn(0), turn(1, fork_of=0), turn(2, 0)) == "mam"
+
+
+def test_a_changed_tool_list_does_not_end_the_main_line() -> None:
+    assert kinds(turn(0), turn(1, 0), turn(2, tools=FEWER, fork_of=1), turn(3, 2, tools=FEWER), turn(4, 3, tools=FEWER)) == "mmmmm"
+
+
+def test_an_edited_sub_agent_stays_a_sub_agent() -> None:
+    sub = {"system": OTHER, "tools": FEWER}
+    turns = [turn(0), turn(1, **sub), turn(2, 1, **sub), turn(3, fork_of=1, **sub), turn(4, 3, **sub), turn(5, 0), turn(6, 5)]
+    assert kinds(*turns) == "mssssmm"
+
+
+def test_the_longest_line_with_tools_is_main_and_the_first_of_equals() -> None:
+    assert kinds(turn(0, tools=b""), turn(1, 0, tools=b""), turn(2, 1, tools=b""), turn(3)) == "sssm"
+    assert kinds(turn(0, system=OTHER), turn(1)) == "ms"
+
+
+def test_every_turn_gets_a_kind_in_whatever_order_they_come() -> None:
+    turns = [turn(0), turn(1, 0), turn(2, tools=b"", fork_of=1)]
+    assert classify(turns) == classify(turns[::-1]) == {0: Kind.MAIN, 1: Kind.MAIN, 2: Kind.COMPACTION}
