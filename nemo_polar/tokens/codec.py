@@ -16,7 +16,8 @@ import numpy as np
 from nemo_polar.errors import BadRequest, PolarError, TokenError
 from nemo_polar.tokens.base import ReplyParser
 from nemo_polar.tokens.messages import message_dicts, refuse_images, tool_dicts
-from nemo_polar.tokens.parser import IncrementalParser, ReplyFormat
+from nemo_polar.tokens.parser import IncrementalParser
+from nemo_polar.tokens.reply_format import ReplyFormat
 from nemo_polar.tokens.roles import RoleMap
 from nemo_polar.tokens.tokenizer import Tokenizer
 from nemo_polar.types import Message, Role, Text, TokenIds, ToolSpec, as_ids

@@ -24,8 +24,8 @@ from nemo_polar.settings import CodecSettings
 from nemo_polar.tokens.base import Codec
 from nemo_polar.tokens.chat_template import ChatTemplate
 from nemo_polar.tokens.messages import message_dicts, tool_dicts
-from nemo_polar.tokens.parser import ReplyFormat
 from nemo_polar.tokens.rendered import CALL_BODIES, RendererCodec, make_renderer_codec, marker
+from nemo_polar.tokens.reply_format import ReplyFormat
 from nemo_polar.tokens.template import TemplateCodec, make_template_codec, shows_tools
 from nemo_polar.tokens.tokenizer import Tokenizer
 from nemo_polar.types import Message, Reasoning, Role, Text, ToolCall, ToolResult, ToolSpec

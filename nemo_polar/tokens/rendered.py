@@ -19,7 +19,7 @@ from renderers.configs import config_from_name
 
 from nemo_polar.errors import ConfigError
 from nemo_polar.tokens.codec import BaseCodec, Dicts, SpecialPolicy
-from nemo_polar.tokens.parser import Marker, ReplyFormat
+from nemo_polar.tokens.reply_format import Marker, ReplyFormat
 from nemo_polar.tokens.roles import FAMILIES, RoleMap
 from nemo_polar.tokens.tokenizer import Tokenizer
 from nemo_polar.types import TokenIds, ToolSpec, as_ids

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from nemo_polar.errors import ConfigError
 from nemo_polar.tokens.chat_template import ChatTemplate
 from nemo_polar.tokens.codec import BaseCodec, Dicts, SpecialPolicy
-from nemo_polar.tokens.parser import ReplyFormat
+from nemo_polar.tokens.reply_format import ReplyFormat
 from nemo_polar.tokens.roles import RoleMap
 from nemo_polar.tokens.tokenizer import Tokenizer
 from nemo_polar.types import TokenIds, ToolSpec, as_ids

@@ -14,6 +14,7 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from nemo_polar.engines.log import EngineLog, read_engine_log
 from nemo_polar.engines.relay import Relay
@@ -159,7 +160,8 @@ async def test_every_byte_passes_unchanged(tmp_path: Path):
         relay = Relay(upstream.url, EngineLog(tmp_path / "relay"))
         async with LocalServer(relay.app) as listening, aiohttp.ClientSession(auto_decompress=False) as client:
             headers = {"Authorization": "Bearer k"}
-            async with client.post(listening.url + "/any/a%20b?x=1&y=%2F", data=b"\x00\xff", headers=headers) as answer:
+            url = URL(listening.url + "/any/a%20b?x=1&y=%2F", encoded=True)
+            async with client.post(url, data=b"\x00\xff", headers=headers) as answer:
                 assert (answer.status, answer.headers["X-Engine"]) == (418, "yes")
                 assert await answer.json() == {"path": "/any/a%20b?x=1&y=%2F", "auth": "Bearer k", "body": "00ff"}
             async with client.get(listening.url + "/zipped") as answer:

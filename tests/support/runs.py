@@ -75,13 +75,16 @@ class FakePolicy:
         return Sample(ids, logprobs, finish, weights_version=(self.version, self.version), sampling=sampling)
 
 
-def draw_tree(policy: FakePolicy, session_id: str, size: int, *, plain: bool = False) -> list[Turn]:
-    """A random tree of ``size`` turns. ``plain``: everything delivered, untempered and finished, kind main."""
+def draw_tree(policy: FakePolicy, session_id: str, size: int, *, plain: bool = False, branching: int = 3) -> list[Turn]:
+    """A random tree of ``size`` turns, each under one of the last ``branching`` or, with branching over 1, at times a root.
+
+    ``plain``: everything delivered, untempered and finished, kind main.
+    """
     rng = policy.rng
     turns: list[Turn] = []
     whole: list[TokenIds] = []
     for i in range(size):
-        parent = rng.choice(turns[-3:]) if turns and rng.random() < 0.85 else None
+        parent = rng.choice(turns[-branching:]) if turns and (branching == 1 or rng.random() < 0.85) else None
         continues = parent is not None and parent.sample.finish_reason is FinishReason.ABORT and rng.random() < 0.7
         delta = as_ids([rng.randrange(VOCABULARY) for _ in range(0 if continues else rng.randint(1, 12))])
         prompt = delta if parent is None else as_ids(np.concatenate([whole[parent.id], delta]))
@@ -130,7 +133,18 @@ def call_row(turn: Turn) -> CallRow:
     """The row that the proxy writes before it asks the engine."""
     fork = None if turn.fork_reason is None else turn.fork_reason.value
     return CallRow(
-        turn.call_id, turn.session_id, turn.request_id, 1.0, "openai_chat", turn.parent, fork, turn.prompt_len, True, (), 0, "main"
+        turn.call_id,
+        turn.session_id,
+        turn.request_id,
+        1.0,
+        "openai_chat",
+        turn.parent,
+        fork,
+        turn.prompt_len,
+        True,
+        (),
+        0,
+        "main",
     )
 
 
@@ -139,12 +153,19 @@ def session_row(session_id: str, rollout_id: str, attempt: int = 0) -> SessionRo
 
 
 def make_run(
-    run_dir: Path, *, seed: int = 0, rollouts: int = 3, size: int = 14, plain: bool = False, policy: TracePolicy | None = None
+    run_dir: Path,
+    *,
+    seed: int = 0,
+    rollouts: int = 3,
+    size: int = 14,
+    plain: bool = False,
+    branching: int = 3,
+    policy: TracePolicy | None = None,
 ) -> dict[str, list[Turn]]:
     """Write a whole run folder. Returns the turns by rollout id."""
     trace_policy = policy or TracePolicy()
     fake = FakePolicy(random.Random(seed))
-    made = {f"r{n}": draw_tree(fake, f"s{n}", size, plain=plain) for n in range(rollouts)}
+    made = {f"r{n}": draw_tree(fake, f"s{n}", size, plain=plain, branching=branching) for n in range(rollouts)}
     run_dir.mkdir(parents=True, exist_ok=True)
     log = EngineLog(run_dir / ENGINE_LOG)
     for call in fake.log:

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -14,16 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nemo_polar.engines.log import EngineCall, EngineLog, read_engine_log
 from nemo_polar.errors import AuditError
 from nemo_polar.settings import TracePolicy
-from nemo_polar.trajectory.audit import AuditReport, Code, Finding, audit_run
+from nemo_polar.trajectory.audit import Auditor, AuditReport, Code, Finding, audit_run
 from nemo_polar.trajectory.build import build_traces
 from nemo_polar.trajectory.records import JournalReader
 from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL, MANIFEST, TRAJECTORIES, append_trajectory, read_trajectories
 from nemo_polar.types import FinishReason, MaskReason, Status, Trace, Trajectory, as_ids, as_logprobs
-from tests.support.runs import make_run, trajectory_of
+from tests.support.runs import FakePolicy, call_row, draw_tree, make_run, session_row, trajectory_of
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +107,9 @@ def test_an_honest_run_passes_and_its_account_adds_up(tmp_path: Path, seed: int,
     assert said["ok"] is True and said["findings"] == [] and all(type(k) is str for k in said["masked_tokens"])
 
 
-def test_a_long_session_is_audited_in_time(tmp_path: Path) -> None:
-    make_run(tmp_path, rollouts=1, size=1000, plain=True)
+def test_a_tree_deeper_than_the_interpreters_stack_is_audited(tmp_path: Path) -> None:
+    turns = make_run(tmp_path, rollouts=1, size=sys.getrecursionlimit() + 100, branching=1)["r0"]
+    assert len(turns) - sum(t.parent is None for t in turns) > sys.getrecursionlimit()
     assert audit_run(tmp_path).ok
 
 
@@ -195,7 +200,7 @@ def test_two_turns_swapped_in_a_trace_are_found(run: Path) -> None:
 def test_a_trace_that_is_there_twice_is_found(run: Path) -> None:
     trace = longest(run)
     assert trace.loss_mask.any()
-    rewrite(run, lambda t: replace(t, traces=(*t.traces, trace)) if trace in t.traces or t.rollout_id == trace.id[:2] else t)
+    rewrite(run, lambda t: replace(t, traces=(*t.traces, trace)) if t.rollout_id == trace.id[:2] else t)
     report = audit_run(run)
     assert at(report, Code.DUPLICATE_TRACE).trace == trace.id
     twice = at(report, Code.TRAINED_TWICE)
@@ -230,6 +235,29 @@ def test_wrong_counts_and_wrong_lineage_are_found(run: Path) -> None:
     rewrite(run, lambda t: replace(t, masked={}))
     change_trace(run, trace.id, lambda t: replace(t, parent="r0/99"))
     assert at(audit_run(run), Code.LINEAGE).trace == trace.id
+
+
+@given(st.integers(0, 2**32), st.integers(1, 14), st.data())
+@settings(max_examples=80, deadline=None)
+def test_any_single_changed_element_of_any_trace_is_found_where_it_is(seed: int, size: int, data: st.DataObject) -> None:
+    fake = FakePolicy(random.Random(seed))
+    turns = draw_tree(fake, "s", size)
+    honest = trajectory_of("r", turns, TracePolicy())
+    which = data.draw(st.integers(0, len(honest.traces) - 1))
+    name = data.draw(st.sampled_from(["token_ids", "loss_mask", "logprobs", "weights_version"]))
+    trace = honest.traces[which]
+    position = data.draw(st.integers(0, len(trace) - 1))
+    forged = replace(trace, **{name: flip(getattr(trace, name), position)})
+
+    def audited(trajectory: Trajectory) -> AuditReport:
+        auditor = Auditor(fake.log, TracePolicy())
+        auditor.add_session(session_row("s", "r"), turns, [call_row(t) for t in turns])
+        auditor.add_trajectory(trajectory)
+        return auditor.finish()
+
+    assert audited(honest).ok
+    swapped = tuple(forged if t is trace else t for t in honest.traces)
+    assert (trace.id, position) in {(f.trace, f.position) for f in audited(replace(honest, traces=swapped)).findings}
 
 
 # --- forged journals ------------------------------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ def test_the_order_of_the_turns_given_does_not_matter(tree) -> None:
 
 
 def turn(id: int, parent: int | None = None, *, sampled: int = 2, finish: FinishReason = FinishReason.STOP, **more) -> Turn:
-    sample = Sample(as_ids(range(sampled)), as_logprobs([-1.0] * sampled), finish, sampling=more.pop("sampling", SamplingParams()))
+    sample = Sample(
+        as_ids(range(sampled)), as_logprobs([-1.0] * sampled), finish, sampling=more.pop("sampling", SamplingParams())
+    )
     fork = ForkReason.NEW if parent is None else None
     defaults = {"delivered": True, "fork_reason": more.pop("fork_reason", fork)}
     reply = Message(Role.ASSISTANT, ())

@@ -40,7 +40,9 @@ def test_every_turn_is_shown_once_with_its_fate() -> None:
 
 def test_control_characters_and_markup_in_replies_are_shown_and_not_obeyed() -> None:
     [turn] = draw_tree(FakePolicy(random.Random(3)), "s", 1, plain=True)
-    reply = Message(Role.ASSISTANT, (Text("\x1b[2Jgone\x07\u202e\ud800 [red]x[/red]"), ToolCall("c", "n\x1bm", '{"a":\n1}', True)))
+    reply = Message(
+        Role.ASSISTANT, (Text("\x1b[2Jgone\x07\u202e\ud800 [red]x[/red]"), ToolCall("c", "n\x1bm", '{"a":\n1}', True))
+    )
     shown = printed(rollout_tree([replace(turn, reply=reply)], title="t\x1b"))
     assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown
     assert "\\x1b[2Jgone\\x07\\u202e\\ud800 [red]x[/red]" in shown

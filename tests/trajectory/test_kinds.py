@@ -11,7 +11,9 @@ SYSTEM, OTHER = b"system", b"other"
 TOOLS, FEWER = b"tools", b"fewer"
 
 
-def turn(id: int, parent: int | None = None, *, system: bytes = SYSTEM, tools: bytes = TOOLS, fork_of: int | None = None) -> Turn:
+def turn(
+    id: int, parent: int | None = None, *, system: bytes = SYSTEM, tools: bytes = TOOLS, fork_of: int | None = None
+) -> Turn:
     reason = None if parent is not None else ForkReason.NEW if fork_of is None else ForkReason.EDITED
     sample, reply = Sample(as_ids([1]), as_logprobs([-1]), FinishReason.STOP), Message(Role.ASSISTANT, ())
     more = {"fork_reason": reason, "fork_of": fork_of, "tools_key": tools, "system_key": system}
@@ -35,7 +37,10 @@ def test_a_title_asked_for_before_the_task_is_auxiliary() -> None:
 
 
 def test_a_sub_agent_has_its_own_system_prompt_and_tools() -> None:
-    assert kinds(turn(0), turn(1, system=OTHER, tools=FEWER), turn(2, 1, system=OTHER, tools=FEWER), turn(3, 0), turn(4, 3)) == "mssmm"
+    assert (
+        kinds(turn(0), turn(1, system=OTHER, tools=FEWER), turn(2, 1, system=OTHER, tools=FEWER), turn(3, 0), turn(4, 3))
+        == "mssmm"
+    )
 
 
 def test_a_sub_agent_with_the_same_prompt_and_tools_runs_while_the_main_line_waits() -> None:
@@ -56,7 +61,9 @@ def test_a_single_look_aside_from_a_line_that_goes_on_is_auxiliary() -> None:
 
 
 def test_a_changed_tool_list_does_not_end_the_main_line() -> None:
-    assert kinds(turn(0), turn(1, 0), turn(2, tools=FEWER, fork_of=1), turn(3, 2, tools=FEWER), turn(4, 3, tools=FEWER)) == "mmmmm"
+    assert (
+        kinds(turn(0), turn(1, 0), turn(2, tools=FEWER, fork_of=1), turn(3, 2, tools=FEWER), turn(4, 3, tools=FEWER)) == "mmmmm"
+    )
 
 
 def test_an_edited_sub_agent_stays_a_sub_agent() -> None:

@@ -27,7 +27,9 @@ from nemo_polar.trajectory.store import (
 from nemo_polar.types import Kind, Status, Trajectory
 from tests.support.runs import FakePolicy, draw_tree, trajectory_of
 
-MANIFEST = Manifest(created_at=1.5, model="m", codec="c", codec_fingerprint="00ff", thinking_retention="all", settings={"a": [1]})
+MANIFEST = Manifest(
+    created_at=1.5, model="m", codec="c", codec_fingerprint="00ff", thinking_retention="all", settings={"a": [1]}
+)
 
 
 def trajectory(number: int, status: Status = Status.COMPLETED) -> Trajectory:
@@ -86,7 +88,9 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         list(read_trajectories(path))
 
 
-@pytest.mark.parametrize("content", [b"precious, without a line feed", b'{"x": 1}\n', b'{"format":"polar-trajectories","version":9}\n'])
+@pytest.mark.parametrize(
+    "content", [b"precious, without a line feed", b'{"x": 1}\n', b'{"format":"polar-trajectories","version":9}\n']
+)
 def test_a_file_of_another_format_or_version_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(content)
@@ -97,7 +101,9 @@ def test_a_file_of_another_format_or_version_is_refused_and_left_alone(tmp_path:
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("change", [{"reward": float("nan")}, {"metrics": {"x": float("inf")}}, {"components": {"x": float("nan")}}])
+@pytest.mark.parametrize(
+    "change", [{"reward": float("nan")}, {"metrics": {"x": float("inf")}}, {"components": {"x": float("nan")}}]
+)
 def test_a_number_json_cannot_hold_is_refused_rather_than_lost(tmp_path: Path, change: dict) -> None:
     with pytest.raises(JournalError, match="cannot be stored"):
         append_trajectory(tmp_path / "t.jsonl", replace(trajectory(0), **change))

@@ -132,6 +132,12 @@ def test_any_javascript_string_is_read_and_can_be_encoded(text):
     read.encode()
 
 
+@given(st.lists(st.sampled_from(["\\\\", "\\ud83d", "\\ude00", "\\uDBFF", "\\n", "ud83d", "x"]), max_size=8).map("".join))
+def test_escaped_backslashes_are_told_from_escapes(literal):
+    read = load(f'{{"a": "{literal}"}}'.encode(), Dropped()).raw["a"]
+    assert read == json.loads(f'"{literal}"').encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def test_unknown_names_are_cut_and_their_number_is_bounded():
     dropped = Dropped()
     dropped.unknown(Fields({"k" * 1000: 1, **{f"f{i}": 1 for i in range(10_000)}, "null": None}), ("known",), "x.")
