@@ -61,6 +61,8 @@ from nemo_polar.wire.recognise import match
 
 log = logging.getLogger("nemo_polar.capture")
 _T = TypeVar("_T")
+_BIG_BODY_BYTES = 1024 * 1024
+"""Bodies over this are parsed off the event loop: a hostile one can take seconds."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ class Calls:
             session = self.sessions.authenticate(dialect.secret(request.headers, request.query))
             if route.kind in ("models", "model"):
                 return self._models(dialect, route)
-            call, rewrites = self._rewritten(session, dialect.parse(await self._body(request), route))
+            call, rewrites = self._rewritten(session, await self._parsed(request, dialect, route))
             self._check_model(call)
             if route.kind == "count_tokens":
                 raise NotFound("Counting tokens is not served for this API.")
@@ -122,6 +124,12 @@ class Calls:
             log.exception("unforeseen failure while answering %s %s", request.method, request.path)
             error = CallError("The proxy failed on this request; its log says why.")
             return _answer(dialect, error)
+
+    async def _parsed(self, request: web.Request, dialect: Dialect, route: Route) -> ModelCall:
+        body = await self._body(request)
+        if len(body) <= _BIG_BODY_BYTES:
+            return dialect.parse(body, route)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, dialect.parse, body, route)
 
     async def _body(self, request: web.Request) -> bytes:
         """The request's body, bounded in bytes and in time."""
@@ -355,8 +363,11 @@ class Calls:
         name = self.settings.model
         if route.kind == "model" and not self.settings.any_model and route.model != name:
             raise NotFound(f"The model {route.model!r} does not exist.", code="model_not_found")
-        shown = route.model if route.kind == "model" and route.model else name
-        body = dialect.models([shown], self.started_at, self.settings.max_context or self.info.max_context)
+        context = self.settings.max_context or self.info.max_context
+        if route.kind == "model":
+            body = dialect.model(route.model or name, self.started_at, context)
+        else:
+            body = dialect.models([name], self.started_at, context)
         return web.Response(body=body, content_type="application/json")
 
 

@@ -8,8 +8,8 @@ distribution at T=1. Tempered, token i has log-probability ``log p_i / T - log Z
 - between any two tokens, log-probabilities lie 1/T times as far apart as they do at T=1, where an engine that reports raw
   ones shows the same distance (the *slope* test, by least squares over all prompts, with its standard error, as engines
   compute in bfloat16);
-- Z lies between the sum over the known tokens and that sum plus ``p_min^(1/T - 1)`` times the unknown mass (the *level* test:
-  it tells log-probabilities from bare logits, whose slope would pass).
+- Z lies between the sum over the known tokens and that sum plus ``p_k^(1/T - 1)`` times the unknown mass, p_k being the least
+  of the likeliest (the *level* test: it tells log-probabilities from bare logits, whose slope would pass).
 
 Pure: no socket, no clock.
 """
@@ -74,10 +74,12 @@ class ScalingTest:
     def _level_error(self, plain: Mapping[int, float], shared: list[int], tempered: Mapping[int, float]) -> float:
         """How far, in nats, the tempered values lie outside what they must be; 0 inside."""
         power = 1.0 / self.temperature
+        # The sampled token is among the known ones however unlikely it is; all unknown ones are below the second least known.
+        ceiling = sorted(plain.values())[1]
         known = sum(math.exp(power * x) for x in plain.values())
         rest = max(1.0 - sum(math.exp(x) for x in plain.values()), 0.0)
         low = math.log(known)
-        high = math.log(known + math.exp((power - 1.0) * min(plain.values())) * rest)
+        high = math.log(known + math.exp((power - 1.0) * ceiling) * rest)
         # Every shared token gives one estimate of log Z; their mean is what noise disturbs least.
         estimate = sum(power * plain[t] - tempered[t] for t in shared) / len(shared)
         return max(low - estimate, 0.0) + min(high - estimate, 0.0)

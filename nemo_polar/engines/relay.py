@@ -76,8 +76,8 @@ class GenerateTap:
         content = (choice.get("logprobs") or {}).get("content") or []
         given = [entry.get("logprob") for entry in content]
         given += [None] * (len(ids) - len(given))
-        self._ids += ids
-        self._logprobs += [math.nan if x is None else x for x in given[: len(ids)]]
+        self._ids += [int(i) for i in ids]
+        self._logprobs += [math.nan if x is None else float(x) for x in given[: len(ids)]]
         for span in choice.get("weight_versions") or []:
             self._version = int(span["version"]) if str(span["version"]).isdecimal() else None
         if choice.get("finish_reason"):

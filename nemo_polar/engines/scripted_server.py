@@ -236,8 +236,11 @@ def _choice(step: Step, already: int) -> dict[str, Any]:
     finish = step.finish_reason
     entries = []
     for at, (token, logprob) in enumerate(zip(step.token_ids, step.logprobs, strict=True)):
-        entry: dict[str, Any] = {"token_id": token, "logprob": logprob, "rank": None, "top_logprobs": []}
-        entry["top_logprobs"] = [{"token_id": t, "logprob": x, "rank": None} for t, x in (step.top[at] if step.top else [])]
+        # As in vLLM: the sampled token first, then the likeliest others, and no more in all than were asked for.
+        top = step.top[at] if step.top else []
+        listed = [(token, logprob), *(pair for pair in top if pair[0] != token)][: max(len(top), 1)]
+        entry: dict[str, Any] = {"token_id": token, "logprob": logprob, "rank": None}
+        entry["top_logprobs"] = [{"token_id": t, "logprob": x, "rank": None} for t, x in listed]
         entries.append(entry)
     spans = [{"version": str(step.weights_version), "start": 0, "end": already + len(step.token_ids)}]
     # A missing log-probability is left out as vLLM does when it was not asked for: no entries at all.

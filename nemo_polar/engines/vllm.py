@@ -127,18 +127,14 @@ class VllmEngine:
                             prompt_tokens=len(request.prompt_ids),
                             context=self._context,
                         )
-                    try:
-                        async for chunk in stream.chunks(response):
-                            yield chunk
-                    finally:
-                        if not checker.finished:
-                            response.close()
+                    async for chunk in stream.chunks(response):
+                        yield chunk
         except EngineUnavailable:
             lost = True
             raise
         finally:
-            # Closing the connection aborts the sample in vLLM; something in between may hold it open, hence the request as
-            # well.
+            # Leaving the block above in mid-stream has closed the connection, which aborts the sample in vLLM. Something in
+            # between may hold that connection open, hence the request to abort as well.
             if not (checker.finished or lost or stream.refused):
                 self._abort(stream.server_id or SERVER_ID_PREFIX + request.request_id)
 

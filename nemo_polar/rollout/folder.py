@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_polar.errors import ConfigError
-from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL, TRAJECTORIES
+from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL, MANIFEST, TRAJECTORIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,15 @@ class RunFolder:
 def create_run_folder(path: Path, *, overwrite: bool = False) -> RunFolder:
     """A new, empty run folder.
 
-    With ``overwrite``, what is there is renamed to ``<name>.old-<n>``; nothing is ever deleted.
+    With ``overwrite``, what is there is renamed to ``<name>.old-<n>``; nothing is ever deleted. So is, without asking, what
+    is left of a run that ended before its first rollout (its engine could not be reached, say): it holds nothing but logs.
 
     Raises:
         ConfigError: something is there already, or the folder cannot be made.
     """
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            if not overwrite:
+            if not overwrite and not _never_started(path):
                 raise ConfigError(f"{path} is not empty; choose another name=, or give --overwrite to rename it out of the way")
             number = 1
             while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
@@ -70,6 +71,11 @@ def create_run_folder(path: Path, *, overwrite: bool = False) -> RunFolder:
     except OSError as exc:
         raise ConfigError(f"{path} cannot be made: {exc.strerror}") from exc
     return folder
+
+
+def _never_started(path: Path) -> bool:
+    """True for a folder of ours from before its manifest was written."""
+    return path.is_dir() and (path / "logs").is_dir() and not any((path / name).exists() for name in (MANIFEST, TRAJECTORIES))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,14 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nemo_polar.capture.proxy import CaptureProxy
-from nemo_polar.settings import RunSettings
+from nemo_polar.settings import ProxySettings, RunSettings
 from nemo_polar.trajectory.store import Manifest
 
 _PACKAGES = ("nemo_polar", "renderers", "tokenizers", "aiohttp", "numpy", "pydantic")
 _SECRET = ("api_key", "secret", "password", "token")
 
 
-def manifest_of(settings: RunSettings, proxy: CaptureProxy, created_at: float) -> Manifest:
+def manifest_of(settings: RunSettings | ProxySettings, proxy: CaptureProxy, created_at: float) -> Manifest:
     """``created_at``: Unix seconds."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:

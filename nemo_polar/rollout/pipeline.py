@@ -97,6 +97,10 @@ class Pipeline:
             for worker in self._workers:
                 worker.cancel()
 
+    def active(self) -> dict[str, int]:
+        """Rollouts in each stage now."""
+        return self._shop.stages.active()
+
     async def run(self) -> list[Trajectory]:
         """Every rollout that was started, in the order they ended.
 

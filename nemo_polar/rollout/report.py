@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nemo_polar.rollout.pipeline import Progress
-from nemo_polar.types import Trajectory
+from nemo_polar.types import Status, Trajectory
 
 
 def outcome_of(progress: Progress, trajectories: Sequence[Trajectory], *, wall_s: float, cancelled: bool) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def outcome_of(progress: Progress, trajectories: Sequence[Trajectory], *, wall_s
         "rollouts_retried": progress.retried,
         "cancelled": cancelled,
         "statuses": dict(sorted(Counter(t.status.value for t in trajectories).items())),
+        "errors": errors(trajectories),
         "reward_mean": statistics.fmean(rewards) if rewards else None,
         "rewards": len(rewards),
         "rollouts_without_calls": sum(t.metrics.get("no_calls") == 1.0 for t in trajectories),
@@ -29,6 +30,16 @@ def outcome_of(progress: Progress, trajectories: Sequence[Trajectory], *, wall_s
         "wall_s": round(wall_s, 3),
         "tasks": table(trajectories),
     }
+
+
+def errors(trajectories: Iterable[Trajectory]) -> dict[str, dict[str, int | str]]:
+    """Failures of infrastructure by status: how many, and the first one's message."""
+    found: dict[str, dict[str, int | str]] = {}
+    for t in trajectories:
+        if t.status.infra and t.status is not Status.CANCELLED:
+            entry = found.setdefault(t.status.value, {"count": 0, "first": f"{t.rollout_id}: {t.error}"})
+            entry["count"] = int(entry["count"]) + 1
+    return found
 
 
 def table(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:

@@ -206,16 +206,23 @@ def _one(
         try:
             check(task)
         except PolarError as exc:
-            problems.append(mistake(str(exc), block, *_option(exc, entry.value.get(block))))
+            keys, message = _option(exc, entry.value.get(block))
+            problems.append(mistake(message, block, *keys))
     return LoadedTask(task, path.parent.resolve()), problems
 
 
-def _option(exc: PolarError, block: Any) -> tuple[str, ...]:
-    """The key of ``block`` that a plug-in's complaint is about: the first one it names, if it names any."""
-    keys = [str(key) for key in block] if isinstance(block, dict) else []
+def _option(exc: PolarError, block: Any) -> tuple[tuple[str | int, ...], str]:
+    """Where in ``block`` a plug-in's complaint belongs (the path it starts with, or a key it names), and what is left."""
+    message = str(exc)
+    options = [str(key) for key in block if key != "type"] if isinstance(block, dict) else []
     if isinstance(exc, RegistryError):
-        return ("type",)
-    return next(((key,) for key in keys if key != "type" and re.search(rf"\b{re.escape(key)}\b", str(exc))), ())
+        return ("type",), message
+    start, _, rest = message.partition(": ")
+    path = start.split(".")
+    if path[0] in options:
+        return tuple(int(part) if part.isdigit() else part for part in path), rest
+    named = (key for key in options if re.search(rf"\b{re.escape(key)}\b", message))
+    return tuple([key] if (key := next(named, None)) is not None else []), message
 
 
 def _location(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:

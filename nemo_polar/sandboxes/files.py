@@ -263,16 +263,8 @@ def remove(path: Path) -> None:
         SandboxError: the host refuses.
     """
     try:
-        parent = os.open(path.parent, _FOLDER)
-    except FileNotFoundError:
-        return
-    with _opened(parent):
-        try:
-            top = _open_folder(parent, path.name)
-        except FileNotFoundError:
-            return
-        try:
-            with _opened(top):
+        with _opened(os.open(path.parent, _FOLDER)) as parent:
+            with _opened(_open_folder(parent, path.name)) as top:
                 _empty(top, top)
                 while names := os.listdir(top):  # noqa: PTH208
                     for name in names:
@@ -280,8 +272,10 @@ def remove(path: Path) -> None:
                             _empty(folder, top)
                         os.rmdir(name, dir_fd=top)
             os.rmdir(path.name, dir_fd=parent)
-        except OSError as exc:
-            raise SandboxError(f"{path} cannot be removed: {_why(exc)}") from exc
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise SandboxError(f"{path} cannot be removed: {_why(exc)}") from exc
 
 
 def _empty(folder: int, top: int) -> None:

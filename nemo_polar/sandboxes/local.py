@@ -110,8 +110,10 @@ class LocalSandbox(HostSandbox):
         mounts = bubblewrap.Mounts(workspace, home, tmp, self._etc, self.spec.toolchain)
         binds = mounts.binds(socket)
         stage = None
+        bwrap = Path(bubblewrap.find_bwrap()[0])
         if self.folders.owner is not None:
-            stage = privilege.Stage.of(self.folders.owner, [bind.source for bind in binds])
+            stage = privilege.Stage.of(self.folders.owner, [bwrap, *(bind.source for bind in binds)])
+            bwrap = stage.shown(bwrap)
             binds = [bubblewrap.Bind(stage.shown(bind.source), bind.target, bind.writable) for bind in binds]
         limits = {"core": 0, "nofile": self._options.open_files, "nproc": self._options.processes}
         if self._options.file_bytes is not None:
@@ -130,7 +132,7 @@ class LocalSandbox(HostSandbox):
             # lines.
             options_fd = memory_file("options", b"".join(word.encode() + b"\0" for word in options))
             stack.callback(os.close, options_fd)
-            line = [bubblewrap.find_bwrap()[0], "--args", str(options_fd), "--", *launcher]
+            line = [str(bwrap), "--args", str(options_fd), "--", *launcher]
             result = await run(
                 line if stage is None else stage.wrap(line),
                 env=_HOST_ENV,

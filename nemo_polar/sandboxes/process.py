@@ -6,9 +6,10 @@ A command is a plain process of this user: it sees the host's files, network and
 enforced. What it does give: folders and environment of its own, a deadline, and an end to the process tree, daemons included
 (a process that both leaves its session and wipes its environment gets away).
 
-Paths differ from the other sandboxes. WORKDIR, HOME, TOOLCHAIN and /tmp are folders below ``spec.scratch`` here; words of the
-command line and environment values that *are* such a path, or begin with one, are translated, text that merely mentions one
-is not. So first prompts that name the working directory differ between rollouts, unless the proxy rewrites it.
+Paths differ from the other sandboxes. WORKDIR, HOME, TOOLCHAIN and (for ``put``, ``get`` and ``cwd``) /tmp stand for folders of
+the host here. Words of the command line and environment values that *are* a path in one of the first three are translated;
+text that merely mentions one, such as a shell script, is not and should say ``$HOME``, ``$TMPDIR`` or use relative paths. First
+prompts that name the working directory differ between rollouts.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import contextlib
 import os
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from nemo_polar.errors import SandboxError
-from nemo_polar.sandboxes.base import TOOLCHAIN, WORKDIR, ExecResult
+from nemo_polar.sandboxes import relay
+from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, ExecResult
 from nemo_polar.sandboxes.bubblewrap import environment
 from nemo_polar.sandboxes.host import HostSandbox
 from nemo_polar.sandboxes.run import run
@@ -52,13 +55,13 @@ class ProcessSandbox(HostSandbox):
         self._state = "started"
 
     def host_path(self, word: str) -> str:
-        """``word`` with a leading WORKDIR, HOME, TOOLCHAIN or /tmp replaced by the host folder that stands for it."""
-        roots = {inside: str(host) for inside, host in self.folders.mounts.items()}
+        """``word``, or if it is a path in WORKDIR, HOME or TOOLCHAIN the host path that this stands for."""
+        roots = {inside: self.folders.mounts[inside] for inside in (WORKDIR, HOME)}
         if self.spec.toolchain is not None:
-            roots[TOOLCHAIN] = str(self.spec.toolchain)
+            roots[TOOLCHAIN] = self.spec.toolchain
         for inside, host in roots.items():
             if word == inside or (word.startswith(inside + "/") and not any(c.isspace() for c in word)):
-                return host + word[len(inside) :]
+                return f"{host}{word[len(inside) :]}"
         return word
 
     async def exec(
@@ -76,21 +79,19 @@ class ProcessSandbox(HostSandbox):
         path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         if self.spec.toolchain is not None:
             path = f"{self.spec.toolchain}/bin:{path}"
-        values = {**environment({"PATH": path, "USER": _user()}), **self.spec.env, **(env or {})}
+        own = {"PATH": path, "TMPDIR": str(self.folders.mounts["/tmp"])}
+        values = {**environment(own), **self.spec.env, **(env or {})}
+        folder, names = self.folders.locate(cwd)
         command = run(
-            [self.host_path(word) for word in argv],
+            [sys.executable, "-I", "-S", relay.__file__, "--limit", "core=0", "--", *map(self.host_path, argv)],
             env={name: self.host_path(value) for name, value in values.items()} | {_MARK: tree.mark},
-            cwd=Path(self.host_path(cwd)),
+            cwd=folder.joinpath(*names),
             stdin=stdin,
             timeout=timeout,
             max_output_bytes=self.spec.max_output_bytes,
             end=tree.end,
         )
         return await self._supervise(argv, timeout, command)
-
-
-def _user() -> str:
-    return os.environ.get("USER", "polar")
 
 
 class _Tree:

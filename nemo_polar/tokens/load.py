@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from renderers.base import MODEL_RENDERER_MAP
+from renderers.configs import config_from_name
 
 from nemo_polar.errors import ConfigError, PolarError
 from nemo_polar.settings import CodecSettings
@@ -41,7 +42,7 @@ _TYPES = {
 """Renderers to try, by ``model_type`` of the model's ``config.json``."""
 _MARKS = (
     ("<function=example_function_name>", "qwen3.5"),
-    ('{"name": <function-name>, "arguments": <args-json-object>}', "qwen3"),
+    ("<args-json-object>", "qwen3"),
 )
 """Renderers to try, by a piece of the model's own template."""
 
@@ -181,7 +182,7 @@ def _matching_renderer(
         return _renderer_codec(name, tokenizer, settings)
     if name not in CALL_BODIES:
         return None
-    for thinking in _thinking_choices(settings.template_options):
+    for thinking in _thinking_choices(name, settings.template_options):
         options = settings.template_options | thinking
         codec = _renderer_codec(name, tokenizer, settings.model_copy(update={"template_options": options}))
         if _agree(codec, template, _FIRST) and _agree_on_history(name, template, codec, settings):
@@ -190,15 +191,20 @@ def _matching_renderer(
     return None
 
 
-def _thinking_choices(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _thinks(name: str) -> bool:
+    config = config_from_name(name)
+    return config is not None and "enable_thinking" in config.template_field_names()
+
+
+def _thinking_choices(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Small and large models of a family differ in whether they think by default; only the template knows."""
-    return [{}] if "enable_thinking" in options else [{}, {"enable_thinking": False}]
+    return [{}] if "enable_thinking" in options or not _thinks(name) else [{}, {"enable_thinking": False}]
 
 
 def _agree_on_history(name: str, template: ChatTemplate, codec: RendererCodec, settings: CodecSettings) -> bool:
-    """Earlier turns are compared with thinking on: with it off, renderers keep the empty block on purpose that templates
-    drop.
-    """
+    """Earlier turns are compared with thinking on: with it off, renderers keep an empty block on purpose."""
+    if not _thinks(name):
+        return _agree(codec, template, _HISTORIES)
     options = settings.template_options | {"enable_thinking": True}
     thinking = _renderer_codec(name, codec.tokenizer, settings.model_copy(update={"template_options": options}))
     return _agree(thinking, template.with_options(options), _HISTORIES)

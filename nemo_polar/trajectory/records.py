@@ -215,8 +215,7 @@ class JournalReader:
         if not self.path.is_file():
             raise JournalError(f"{self.path}: no journal there")
         try:
-            self._db = sqlite3.connect(self.path.absolute().as_uri() + "?mode=ro", uri=True, timeout=10.0)
-            self._db.row_factory = sqlite3.Row
+            self._db = _open_read_only(self.path)
             check_schema(self._db, self.path)
         except sqlite3.Error as exc:
             raise JournalError(f"{self.path} cannot be read: {exc}") from exc
@@ -259,3 +258,19 @@ class JournalReader:
             return self._db.execute(sql, params).fetchall()
         except sqlite3.Error as exc:
             raise JournalError(f"{self.path} cannot be read: {exc}") from exc
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    """A read-only connection. In a folder that cannot be written, SQLite has no room for its lock file: a journal that was
+    closed is then read without one; one with a write-ahead log is not, as that log would be passed over."""
+    uri = path.absolute().as_uri()
+    db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=10.0)
+    try:
+        db.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        db.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
+    db.row_factory = sqlite3.Row
+    return db

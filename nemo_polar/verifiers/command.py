@@ -25,11 +25,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from nemo_polar.errors import VerifierError
-from nemo_polar.sandboxes.base import WORKDIR, ExecResult, Sandbox
+from nemo_polar.sandboxes.base import HOME, WORKDIR, ExecResult, Sandbox
 from nemo_polar.settings import Settings
 from nemo_polar.verifiers.base import Evidence, Verdict
 
-_REWARD_FILE = "/tmp/reward.json"
+_REWARD_FILE = f"{HOME}/reward.json"
 _DETAIL_BYTES = 4000
 _REWARD_BYTES = 1024 * 1024
 _SHARE = 0.9
@@ -188,7 +188,8 @@ class CommandVerifier:
         if share < _LEAST_SECONDS:
             raise VerifierError(f"only {max(share, 0):.1f} s are left for a command of the verifier")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
-        result = await sandbox.exec(argv, timeout=min(self.options.timeout, share), network=False)
+        env = {"POLAR_REWARD_FILE": self._reward_file} if self.options.reward == "reward_file" else {}
+        result = await sandbox.exec(argv, timeout=min(self.options.timeout, share), env=env, network=False)
         if result.exit_code == 127:
             await _check_present(sandbox, command, result.stderr)
         return result

@@ -89,6 +89,10 @@ class Dialect(Protocol):
         """The models listing."""
         ...
 
+    def model(self, name: str, created: int, context: int) -> bytes:
+        """One model."""
+        ...
+
     def is_retry(self, headers: Mapping[str, str]) -> bool:
         """True when the vendor's client says that this request repeats a failed one."""
         ...

@@ -28,8 +28,11 @@ def run(mode: str, *, scale: float, noise: float, seed: int, prompts: int = 8) -
         logits = rng.normal(size=3000) * scale
 
         def seen(temperature: float, logits: np.ndarray = logits) -> dict[int, float]:
-            values = REPORTED[mode](logits + rng.normal(size=3000) * noise, temperature)
-            return {int(i): float(values[i]) for i in np.argsort(-values)[:TOP]}
+            noisy = logits + rng.normal(size=3000) * noise
+            values = REPORTED[mode](noisy, temperature)
+            sampled = rng.choice(3000, p=np.exp(log_softmax(noisy / temperature)))
+            listed = [sampled, *(i for i in np.argsort(-values) if i != sampled)][:TOP]  # as vLLM lists them
+            return {int(i): float(values[i]) for i in listed}
 
         test.add(seen(1.0), seen(TEMPERATURE))
         if number and test.verdict() != "undecided":

@@ -128,6 +128,16 @@ async def test_closing_early_ends_the_sample_in_the_engine(engines, tmp_path: Pa
     assert call.finish_reason == "abort" and tokens_before <= len(call.token_ids) < 100
 
 
+async def test_the_closed_connection_alone_ends_a_sample(engines, monkeypatch):
+    reply = ScriptedReply(token_ids=range(1, 5000), token_delay=0.02)
+    async with scripted_server([reply]) as (server, url):
+        monkeypatch.setattr(server.core, "abort", lambda request_id: None)
+        stream = engines(url).generate(ask(max_tokens=5000))
+        await anext(stream)
+        await stream.aclose()
+        await until(lambda: server.core.running == 0)
+
+
 async def test_the_abort_request_alone_ends_a_sample_and_a_bare_id_does_not(engines, tmp_path: Path):
     reply = ScriptedReply(token_ids=range(1, 5000), token_delay=0.02)
     async with scripted_server([reply], log=tmp_path / "log") as (server, url):

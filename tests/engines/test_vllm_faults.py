@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from nemo_polar.engines.http_client import answer_error
 from nemo_polar.engines.log import read_engine_log
 from nemo_polar.engines.script import Fault, ScriptedReply
 from nemo_polar.engines.vllm import VllmEngine
 from nemo_polar.errors import (
     EngineError,
+    EngineOverflow,
     EngineOverloaded,
     EngineProtocol,
     EngineTimeout,
     EngineUnavailable,
 )
+from nemo_polar.types import FinishReason
 from tests.support.engines import Drawn, ask, collect, process, scripted_server, until
 
 
@@ -141,6 +144,7 @@ async def raw_server(*writes: bytes, hold: bool = False):
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
+DATA = Path(__file__).parent / "data"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
@@ -178,12 +182,40 @@ async def from_raw(*writes: bytes, hold: bool = False, **options) -> Drawn:
             b'data: {"choices": [{"token_ids": [1], "finish_reason": null, "logprobs": {"content": 3}}]}\n\n', id="shape"
         ),
         pytest.param(event([1], [-0.1]).replace(b'"token_id": 1', b'"token_id": 2'), id="logprob of another id"),
-        pytest.param(b"", id="nothing at all"),
     ],
 )
-async def test_an_answer_that_breaks_the_protocol_is_refused(body):
+async def test_an_event_that_breaks_the_protocol_is_refused(body):
+    good = event([3], [-0.1], "stop") + b"data: [DONE]\n\n"
+    assert (await from_raw(HEAD + good)).token_ids == [3]
     with pytest.raises(EngineProtocol):
-        await from_raw(HEAD + body)
+        await from_raw(HEAD + body + good)
+
+
+async def test_an_answer_without_a_body_is_refused():
+    with pytest.raises(EngineProtocol, match="without a finish reason"):
+        await from_raw(HEAD)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "prompt_tokens", "error"),
+    [
+        (400, "The decoder prompt (length 9) is longer than the maximum model length of 8.", None, EngineOverflow),
+        (400, "This model's maximum context length is 8 tokens.", None, EngineOverflow),
+        (400, "no", 8, EngineOverflow),
+        (400, "no", 7, EngineProtocol),
+        (401, "who are you", 8, EngineProtocol),
+        (404, "Not Found", None, EngineProtocol),
+        (408, "slow", None, EngineUnavailable),
+        (429, "busy", 8, EngineOverloaded),
+        (500, "boom", None, EngineUnavailable),
+        (502, "gateway", None, EngineUnavailable),
+        (503, "busy", None, EngineOverloaded),
+    ],
+)
+def test_a_refusal_is_typed_by_its_status_and_keeps_its_message(status, message, prompt_tokens, error):
+    for body in (json.dumps({"error": {"message": message}}), json.dumps({"detail": message}), message):
+        caught = answer_error("POST /x", status, body.encode(), prompt_tokens=prompt_tokens, context=8)
+        assert type(caught) is error and str(caught) == f"POST /x: HTTP {status}: {message}"
 
 
 async def test_tokens_after_the_finish_reason_are_refused_even_when_they_come_later():
@@ -214,3 +246,17 @@ async def test_an_error_after_good_tokens_in_one_packet_keeps_the_tokens():
                 async for chunk in engine.generate(ask()):
                     got += chunk.token_ids.tolist()
     assert got == [1, 2]
+
+
+@pytest.mark.parametrize("step", [50, 100_000])
+async def test_streams_recorded_from_a_real_vllm_are_read(step):
+    recorded = (DATA / "vllm-0.32-generate.sse").read_bytes()
+    drawn = await from_raw(HEAD, *(recorded[i : i + step] for i in range(0, len(recorded), step)))
+    assert drawn.token_ids == [504, 3575, 282, 4649, 314, 7042, 30, 2] and drawn.finish_reason is FinishReason.STOP
+    assert drawn.logprobs[0] == pytest.approx(-0.58739686) and drawn.chunks[-1].weights_version == 7
+
+
+async def test_prompt_ids_and_usage_in_a_recorded_stream_do_no_harm():
+    drawn = await from_raw(HEAD + (DATA / "vllm-0.32-generate-usage.sse").read_bytes())
+    assert drawn.token_ids == [504, 3575] and drawn.finish_reason is FinishReason.LENGTH
+    assert drawn.chunks[-1].weights_version is None  # "default" is no number of ours

@@ -100,7 +100,8 @@ def _write_qwen35(folder: Path) -> None:
         "normalizer": "NFC",
         "eos_token": "<|im_end|>",
         "added_tokens_decoder": {
-            str(i): {"content": text, "special": "think" not in text and "tool" not in text} for i, text in QWEN3_5_SPECIAL_TOKENS
+            str(i): {"content": text, "special": "think" not in text and "tool" not in text}
+            for i, text in QWEN3_5_SPECIAL_TOKENS
         },
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count, groupby, pairwise
 
 from nemo_polar.tokens.parser import IncrementalParser, Marker, ReplyFormat
-from nemo_polar.types import Delta, FinishReason, Part, Reasoning, ReasoningDelta, Text, TextDelta, ToolCallDelta
+from nemo_polar.types import Delta, FinishReason, Part, Reasoning, ReasoningDelta, Text, TextDelta, TokenIds, ToolCallDelta
 
 _PIECES = (
     *("<tool", "_call>", "<tool_call", "</tool", "</", "<th", "ink>", "think", "call>{", '"}', '"}}', "}\n</"),
@@ -86,7 +86,9 @@ def pieces(ids: Sequence[int], cuts: Iterable[int]) -> list[Sequence[int]]:
     return [ids[a:b] for a, b in pairwise(edges)]
 
 
-def run(parser: IncrementalParser, chunks: Iterable[Sequence[int]], reason: FinishReason = FinishReason.STOP) -> list[Delta]:
+def run(
+    parser: IncrementalParser, chunks: Iterable[Sequence[int] | TokenIds], reason: FinishReason = FinishReason.STOP
+) -> list[Delta]:
     """All deltas of a reply that comes in ``chunks``."""
     return [delta for chunk in chunks for delta in parser.feed(chunk)] + parser.finish(reason)
 

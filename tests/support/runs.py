@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synthetic runs: random trees of turns, and an engine log that does not come from them.
 
-A ``FakePolicy`` draws every sample and keeps, like a real engine, the whole prompt it was asked with; the turns keep deltas. So the
-log and the tree are two accounts of the same calls.
+A ``FakePolicy`` draws every sample and keeps, like a real engine, the whole prompt it was asked with; the turns keep deltas. So
+the log and the tree are two accounts of the same calls.
 """
 
 from __future__ import annotations

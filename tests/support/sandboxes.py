@@ -84,8 +84,37 @@ def processes_with(needle: str) -> list[int]:
         try:
             state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
             text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-        except OSError:
+        except OSError:  # ended meanwhile, or another user's
             continue
         if needle.encode() in text and state != "Z":
             found.append(int(entry.name))
+    return found
+
+
+async def processes_appear(needle: str) -> list[int]:
+    """Wait for ``processes_with(needle)`` to find some."""
+    async with asyncio.timeout(20):
+        while not (found := processes_with(needle)):  # noqa: ASYNC110  (the kernel tells nobody)
+            await asyncio.sleep(0.01)
+    return found
+
+
+def open_descriptors() -> int:
+    """How many this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def mounts() -> str:
+    """What is mounted in this process's namespace."""
+    return Path("/proc/self/mountinfo").read_text()
+
+
+def command_lines() -> list[bytes]:
+    """Those of all processes of this machine."""
+    found: list[bytes] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:
+            continue
     return found

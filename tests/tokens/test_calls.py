@@ -85,8 +85,7 @@ def test_well_formed_is_what_a_strict_json_parser_takes_as_an_object(body: str):
     if constants:  # NaN, Infinity: Python takes them, JSON does not
         parsed = None
     read = read_hermes(body)
-    well_formed = isinstance(parsed, dict) and isinstance(parsed.get("name"), str) and bool(parsed["name"].strip())
-    if well_formed:
+    if isinstance(parsed, dict) and isinstance(parsed.get("name"), str) and parsed["name"].strip():
         assert read is not None
         assert read.malformed == (not isinstance(parsed.get("arguments", {}), dict))
     else:

@@ -24,7 +24,9 @@ SPECIALS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</thi
 FOLDERS: list[Callable[[], Path]] = [models.tiny, models.qwen3, models.qwen35]
 pieces = st.lists(
     st.one_of(
-        st.sampled_from([*SPECIALS, "<|im_", "end|>", "<", "|>", "\ufdd0", "\ufdd1", "\ufdd03\ufdd1", "\ufdd0", "0", "\n", " "]),
+        st.sampled_from(
+            [*SPECIALS, "<|im_", "end|>", "<", "|>", "\ufdd0", "\ufdd1", "\ufdd03\ufdd1", "\ufdd0", "0", "\n", " "]
+        ),
         st.text(max_size=8),
     ),
     max_size=12,

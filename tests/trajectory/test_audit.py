@@ -317,7 +317,7 @@ def test_a_parent_dropped_from_the_journal_is_a_finding_and_not_a_crash(run: Pat
 
 
 def test_two_turns_swapped_in_the_journal_are_found(run: Path) -> None:
-    trace, turn, _, sample_at = victim(run)
+    trace, turn, _, _ = victim(run)
     session, other = f"s{trace.id[1]}", trace.spans[5].turn
     with closing(sqlite3.connect(run / JOURNAL)) as db, db:
         get = "SELECT token_ids, logprobs FROM turns WHERE session_id = ? AND id = ?"
@@ -413,8 +413,8 @@ def log_more(run: Path, *request_ids: str) -> None:
 
 def test_samples_lost_in_flight_and_failed_calls_are_counted_and_pass(run: Path) -> None:
     log_more(run, "q-open", "q-failed", "polar-probe-x", "polar-score-y", "s0-q0")
-    insert = "INSERT INTO calls (request_id, call_id, session_id, opened_at, dialect, prompt_len, streamed, dropped, rewrites, kind, "
-    insert += "ended_at, status) VALUES (?, ?, 's0', 1, 'd', 2, 1, '[]', 0, 'main', ?, ?)"
+    insert = "INSERT INTO calls (request_id, call_id, session_id, opened_at, dialect, prompt_len, streamed, dropped, rewrites, "
+    insert += "kind, ended_at, status) VALUES (?, ?, 's0', 1, 'd', 2, 1, '[]', 0, 'main', ?, ?)"
     sql(run, insert, "q-open", "x1", None, None)
     sql(run, insert, "q-failed", "x2", 5.0, "EngineTimeout")
     report = audit_run(run)

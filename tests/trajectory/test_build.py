@@ -163,6 +163,7 @@ def test_an_undelivered_sibling_is_masked_and_a_delivered_but_dropped_one_is_tra
 
 def test_an_answered_reply_was_delivered_whatever_its_mark_says() -> None:
     assert not build(turn(0, delivered=False), turn(1, 0)).reasons
+    assert build(turn(0, delivered=False), turn(1, 0, delivered=False)).reasons == {1: MaskReason.UNDELIVERED}
 
 
 def test_an_aborted_sample_is_abandoned_unless_something_continues_or_answers_it() -> None:

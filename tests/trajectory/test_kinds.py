@@ -54,6 +54,7 @@ def test_a_summary_of_our_history_without_tools_is_a_compaction_and_what_follows
 def test_an_edited_history_that_goes_on_is_main() -> None:
     assert kinds(turn(0), turn(1, 0), turn(2, fork_of=0), turn(3, 2)) == "mmmm"
     assert kinds(turn(0), turn(1, 0), turn(2, fork_of=1)) == "mmm"
+    assert kinds(turn(0), turn(1, fork_of=0), turn(2, 1), turn(3, 0), turn(4, 3)) == "mmmmm"
 
 
 def test_a_single_look_aside_from_a_line_that_goes_on_is_auxiliary() -> None:
@@ -67,8 +68,10 @@ def test_a_changed_tool_list_does_not_end_the_main_line() -> None:
 
 
 def test_an_edited_sub_agent_stays_a_sub_agent() -> None:
-    sub = {"system": OTHER, "tools": FEWER}
-    turns = [turn(0), turn(1, **sub), turn(2, 1, **sub), turn(3, fork_of=1, **sub), turn(4, 3, **sub), turn(5, 0), turn(6, 5)]
+    def sub(id: int, parent: int | None = None, fork_of: int | None = None) -> Turn:
+        return turn(id, parent, system=OTHER, tools=FEWER, fork_of=fork_of)
+
+    turns = [turn(0), sub(1), sub(2, 1), sub(3, fork_of=1), sub(4, 3), turn(5, 0), turn(6, 5)]
     assert kinds(*turns) == "mssssmm"
 
 

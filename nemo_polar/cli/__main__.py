@@ -1,0 +1,7 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m nemo_polar.cli``."""
+
+from nemo_polar.cli import main
+
+main()

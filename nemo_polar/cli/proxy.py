@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""``polar proxy``: the capture proxy by itself. Sessions are opened over its control listener."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from nemo_polar.capture.proxy import CaptureProxy
+from nemo_polar.cli.boundary import run_async
+from nemo_polar.cli.console import stderr
+from nemo_polar.errors import ConfigError
+from nemo_polar.rollout.compose import load_proxy_settings
+from nemo_polar.rollout.folder import RunFolder
+from nemo_polar.rollout.launch import launched_engine
+from nemo_polar.rollout.manifest import manifest_of
+from nemo_polar.rollout.run import make_proxy
+from nemo_polar.settings import ProxySettings
+from nemo_polar.trajectory.codec import dumps
+from nemo_polar.trajectory.store import write_manifest
+
+
+def main(
+    recipe: str | None,
+    overrides: Sequence[str],
+    *,
+    out: Path,
+    secret_file: Path | None,
+    show_secret: bool,
+    as_json: bool,
+) -> None:
+    """See ``polar proxy --help``."""
+    settings = load_proxy_settings(recipe, overrides)
+    if show_secret and secret_file is not None:
+        raise ConfigError("--show-secret and --secret-file exclude each other")
+    run_async(_serve(settings, RunFolder(out), None if show_secret else secret_file or out / "control.secret", as_json))
+
+
+async def _serve(settings: ProxySettings, folder: RunFolder, secret_file: Path | None, as_json: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        folder.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"{folder.path} cannot be made: {exc.strerror}") from exc
+    console = stderr()
+
+    def say(line: str) -> None:
+        if console.is_terminal:
+            console.print(line, markup=False, highlight=False)
+
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(launched_engine(settings.engine, settings.policy, folder, say))
+        proxy = await make_proxy(settings.engine, settings.policy, settings.capture, folder, url)
+        stack.push_async_callback(proxy.stop)
+        await proxy.start()
+        write_manifest(folder.path, manifest_of(settings, proxy, time.time()))
+        if secret_file is not None:
+            _write_secret(secret_file, proxy.control_secret)
+            stack.callback(secret_file.unlink, missing_ok=True)
+        _announce(proxy, folder, secret_file, as_json)
+        await stop.wait()
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    """A file that only its owner can read, from the moment it exists."""
+    try:
+        path.unlink(missing_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secret + "\n")
+    except OSError as exc:
+        raise ConfigError(f"the control secret cannot be written to {path}: {exc.strerror}") from exc
+
+
+def _announce(proxy: CaptureProxy, folder: RunFolder, secret_file: Path | None, as_json: bool) -> None:
+    facts = {
+        "url": proxy.url,
+        "socket": None if proxy.socket is None else str(proxy.socket),
+        "control_url": proxy.control_url,
+        "control_secret_file": None if secret_file is None else str(secret_file),
+        "control_secret": proxy.control_secret if secret_file is None else None,
+        "model": proxy.info.model,
+        "max_context": proxy.info.max_context,
+        "journal": str(folder.journal),
+    }
+    facts = {key: value for key, value in facts.items() if value is not None}
+    if as_json:
+        print(dumps(facts), flush=True)
+    else:
+        print("\n".join(f"{key + ':':22}{value}" for key, value in facts.items()), flush=True)

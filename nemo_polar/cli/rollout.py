@@ -1,0 +1,83 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""``polar rollout``: compose, check, run, show."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from nemo_polar.cli.boundary import Exit, leave, run_async
+from nemo_polar.cli.console import RunView, print_json, stderr, stdout, summary, task_table
+from nemo_polar.rollout.compose import load_settings
+from nemo_polar.rollout.run import Finished, Run, check
+from nemo_polar.types import Status
+
+
+def main(recipe: str | None, overrides: Sequence[str], *, overwrite: bool, rescore: bool, dry_run: bool, as_json: bool) -> None:
+    """See ``polar rollout --help``."""
+    checked = check(load_settings(recipe, overrides))
+    if dry_run:
+        settings = checked.settings
+        planned = len(checked.tasks) * settings.group_size
+        if as_json:
+            print_json(
+                {"tasks": [t.task.id for t in checked.tasks], "rollouts": planned, "settings": settings.model_dump(mode="json")}
+            )
+        else:
+            stdout().print(f"{len(checked.tasks)} tasks x {settings.group_size} rollouts = {planned}; all settings are good")
+        return
+    view = RunView(stderr())
+    finished = run_async(watched(Run(checked, overwrite=overwrite, rescore=rescore, say=view.say), view))
+    show(finished, as_json=as_json)
+    leave(verdict(finished))
+
+
+async def watched(run: Run, view: RunView) -> Finished:
+    """Run it with progress; the first Ctrl-C (or SIGTERM) ends it cleanly, a second one at once."""
+    with interruptible(run.cancel, view.say):
+        async with view.watching(run):
+            return await run.run()
+
+
+@contextmanager
+def interruptible(cancel: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
+    """Call ``cancel`` on the first SIGINT or SIGTERM; after it, SIGINT does what it does by default."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupted() -> None:
+        say("interrupted: cleaning up (once more to give up at once)")
+        for number in signals:
+            loop.remove_signal_handler(number)
+        cancel()
+
+    for number in signals:
+        loop.add_signal_handler(number, interrupted)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def show(finished: Finished, *, as_json: bool) -> None:
+    """The report on stdout."""
+    if as_json:
+        print_json(finished.report)
+        return
+    out = stdout()
+    out.print(task_table(finished.report["tasks"]))
+    out.print()
+    for line in [*summary(finished.report), str(finished.folder.report)]:
+        out.print(line, markup=False, highlight=False)
+
+
+def verdict(finished: Finished) -> Exit:
+    """The exit code of a finished run."""
+    if finished.cancelled:
+        return Exit.INTERRUPTED
+    failed = any(Status(status).infra for status in finished.report["statuses"])
+    return Exit.FINDINGS if failed or finished.report.get("findings") else Exit.OK
