@@ -96,11 +96,11 @@ class ScriptedChatServer:
         if not required:
             return rendered
         last = max((at for at, message in enumerate(messages) if message.role is Role.ASSISTANT), default=-1)
-        history = self._codec.render(messages[: last + 1], tools)
+        before = len(self._codec.render(messages[:last], tools)) if last > 0 else 0
         stops = set(self._codec.stop_token_ids)
-        cut = max((at for at, token in enumerate(rendered[: len(history)].tolist()) if token in stops), default=-1)
+        cut = next((at for at in range(before, len(rendered)) if int(rendered[at]) in stops), before)
         kept = required[:-1] if required[-1] in stops else required
-        return as_ids([*kept, *rendered[max(cut, 0) :].tolist()])
+        return as_ids([*kept, *rendered[cut:].tolist()])
 
     def _answer(
         self,

@@ -29,7 +29,7 @@ from nemo_polar.sandboxes.run import memory_file, readable, run
 
 _START_SECONDS = 20.0
 """For the probe at ``start``, and for bubblewrap to say which process is its namespace's first."""
-_HOST_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+_HOST_ENV = {"PATH": privilege.HOST_PATH, "LANG": "C.UTF-8"}
 _HELP = (
     "The local sandbox needs unprivileged user namespaces: see that user.max_user_namespaces is not 0, and that neither "
     "kernel.unprivileged_userns_clone=0, kernel.apparmor_restrict_unprivileged_userns=1 nor a container's seccomp profile "
@@ -67,6 +67,8 @@ class LocalSandbox(HostSandbox):
         if self._state != "new":
             raise SandboxError(f"sandbox {self.spec.id} cannot be started: it is {self._state}")
         bubblewrap.find_bwrap()
+        if self.folders.owner is not None:
+            privilege.check_tools()
         for path, what in ((self.spec.toolchain, "toolchain folder"), (self.spec.proxy_socket, "proxy socket")):
             if path is not None and not path.exists():
                 raise SandboxError(f"the {what} {path} does not exist")

@@ -11,6 +11,7 @@ the new uid and starts bubblewrap as any user would. Its mounts end with its pro
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import zlib
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ _BASE = 0x6000_0000
 _SPAN = 0x0100_0000
 GROUP = _BASE
 """Group of all of them; the proxy's socket is opened to it."""
+HOST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where the outer stage's programs are looked for: not in folders that a user's PATH may add."""
 _STAGES = ("/media", "/srv", "/mnt", "/opt")
 
 _SCRIPT = """set -eu
@@ -53,6 +56,17 @@ def owner_for(sandbox_id: str) -> Owner | None:
 def _has_ids() -> bool:
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(int(first) <= _BASE and int(first) + int(count) > _BASE + _SPAN for first, _, count in ranges)
+
+
+def check_tools() -> None:
+    """See that the programs of the outer stage are there.
+
+    Raises:
+        SandboxError: one is not.
+    """
+    for name in ("unshare", "mount", "setpriv"):
+        if shutil.which(name, path=HOST_PATH) is None:
+            raise SandboxError(f"as root, the local sandbox needs {name}: install util-linux, or give the option own_uid=false")
 
 
 def open_socket_to_group(path: Path) -> None:

@@ -70,7 +70,8 @@ class Tokenizer:
         self._index = {text: n for n, text in enumerate(self._table)}
         self._special = _alternatives(_pattern(a) for a in _longest_first(self._added.values()))
         quoted = sorted((re.escape(c) for c in self._table[:-2]), key=len, reverse=True)
-        self._quotable = _alternatives([*quoted, f"[{_OPEN}{_CLOSE}]"])
+        self._quotable = _alternatives(quoted)
+        self._quotable_or_mark = _alternatives([*quoted, f"[{_OPEN}{_CLOSE}]"])
 
     # --- as renderers use it ------------------------------------------------------------------------------------------
 
@@ -160,7 +161,10 @@ class Tokenizer:
             count += match[0] not in (_OPEN, _CLOSE)
             return self._mark(match)
 
-        return self._quotable.sub(mark, text), count
+        # The pattern without the two characters scans many times as fast, and hardly any text has them.
+        pattern = self._quotable_or_mark if _OPEN in text or _CLOSE in text else self._quotable
+        quoted = pattern.sub(mark, text)
+        return quoted, count
 
     def unquote(self, text: str) -> str:
         """The text that ``quote`` was given."""

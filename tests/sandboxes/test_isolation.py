@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nemo_polar.errors import SandboxError
-from nemo_polar.sandboxes import seccomp
+from nemo_polar.sandboxes import privilege, seccomp
 from nemo_polar.sandboxes.base import HOME, WORKDIR
 from nemo_polar.sandboxes.local import LocalSandbox
 from tests.support.sandboxes import echo_socket, local_sandbox, needs_bwrap, processes_appear, python
@@ -221,6 +221,24 @@ async def test_set_uid_programs_give_nothing(sandbox: LocalSandbox) -> None:
         ["sh", "-c", "cp /bin/sh ./s; chmod u+s ./s; ./s -c 'id -u'; su -c id; sudo -n id; true"], timeout=10
     )
     assert result.stdout == b"1000\n"
+
+
+def uids_of(pid: int) -> str:
+    """Its four uids, as the host counts them."""
+    return Path(f"/proc/{pid}/status").read_text().split("Uid:\t")[1].split("\n")[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or privilege.owner_for("x") is None, reason="only root has uids to give away")
+async def test_roots_sandboxes_run_under_uids_of_their_own(tmp_path: Path) -> None:
+    mark, uids = secrets.token_hex(8), set[str]()
+    for name in ("one", "two"):
+        async with local_sandbox(tmp_path, name) as box:
+            running = asyncio.create_task(box.exec(["sleep", "100"], timeout=60, env={"MARK": mark}))
+            for pid in await processes_appear(mark):
+                uids.add(uids_of(pid))
+            running.cancel()
+            await asyncio.wait([running])
+    assert len(uids) == 2 and all(int(uid) > 2**30 for line in uids for uid in line.split())
 
 
 def test_the_filter_knows_both_architectures_and_refuses_others() -> None:

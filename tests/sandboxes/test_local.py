@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import secrets
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.support.sandboxes import (
     needs_bwrap,
     open_descriptors,
     processes_appear,
+    processes_disappear,
     processes_with,
     python,
 )
@@ -108,7 +110,7 @@ async def test_a_deadline_before_the_command_begins_leaves_nothing(tmp_path: Pat
     mark = secrets.token_hex(8)
     async with local_sandbox(tmp_path) as sandbox:
         for timeout in (0.0, 0.001, 0.005, 0.02, 0.05):
-            result = await sandbox.exec(["sleep", "100", mark], timeout=timeout)
+            result = await sandbox.exec(["sh", "-c", "sleep 100; exit", mark], timeout=timeout)
             assert result.timed_out
             assert processes_with(mark) == []
 
@@ -136,6 +138,28 @@ async def test_cancelling_ends_the_whole_tree_before_the_cancellation_is_seen(tm
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert processes_with(mark) == []
+
+
+OTHER_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from nemo_polar.sandboxes.base import SandboxSpec
+from nemo_polar.sandboxes.local import LocalSandbox
+async def main():
+    sandbox = LocalSandbox(SandboxSpec(id="other", scratch=Path(sys.argv[1])))
+    await sandbox.start()
+    await sandbox.exec(["sh", "-c", "setsid sleep 100 & sleep 100"], timeout=60, env={"MARK": sys.argv[2]})
+asyncio.run(main())
+"""
+
+
+async def test_nothing_survives_the_death_of_the_process_that_runs_it(tmp_path: Path) -> None:
+    mark = secrets.token_hex(8)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", OTHER_PROCESS, str(tmp_path), mark)
+    await processes_appear(mark, count=4)  # that process itself, the shell, and what the shell started
+    process.kill()
+    await process.wait()
+    await processes_disappear(mark)
 
 
 async def test_stop_ends_commands_under_way_and_may_come_twice(tmp_path: Path) -> None:

@@ -91,12 +91,19 @@ def processes_with(needle: str) -> list[int]:
     return found
 
 
-async def processes_appear(needle: str) -> list[int]:
-    """Wait for ``processes_with(needle)`` to find some."""
+async def processes_appear(needle: str, count: int = 1) -> list[int]:
+    """Wait for ``processes_with(needle)`` to find at least ``count``."""
     async with asyncio.timeout(20):
-        while not (found := processes_with(needle)):  # noqa: ASYNC110  (the kernel tells nobody)
+        while len(found := processes_with(needle)) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
+
+
+async def processes_disappear(needle: str) -> None:
+    """Wait for ``processes_with(needle)`` to find none."""
+    async with asyncio.timeout(20):
+        while processes_with(needle):  # noqa: ASYNC110  (the kernel tells nobody)
+            await asyncio.sleep(0.01)
 
 
 def open_descriptors() -> int:

@@ -69,6 +69,7 @@ def test_a_line_torn_at_any_byte_is_ignored_by_readers_and_cut_by_the_next_write
     path.write_bytes(one + b"x" * 1_000_000)  # more than the next line covers
     append_trajectory(path, trajectory(2))
     assert [t.rollout_id for t in read_trajectories(path)] == ["r0", "r2"]
+    assert path.read_bytes().endswith(b"\n")
 
 
 def test_concurrent_writers_do_not_mix_their_lines(tmp_path: Path) -> None:
