@@ -69,7 +69,7 @@ def resolve(kind: PluginKind, name: str) -> Callable[..., Any]:
     if path is None:
         for entry in entry_points(group=f"nemo_polar.{kind}", name=name):
             path = entry.value
-    if path is None and ":" in name:
+    if path is None and all(name.partition(":")):
         path = name
     if path is None:
         raise RegistryError(

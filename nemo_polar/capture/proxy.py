@@ -108,7 +108,7 @@ class CaptureProxy:
         app.router.add_route("*", "/{path:.*}", self._calls.handle)
         try:
             data = await self._listen(app)
-            port = await self._bind(web.TCPSite(data, self.settings.host, self.settings.port))
+            port = await self._bind(data, self.settings.host, self.settings.port)
             self.url = f"http://{self.settings.host}:{port}"
             if self.socket is not None:
                 with suppress(FileNotFoundError):
@@ -116,7 +116,7 @@ class CaptureProxy:
                 await web.UnixSite(data, str(self.socket)).start()
             if self.settings.control:
                 control = await self._listen(control_app(self))
-                port = await self._bind(web.TCPSite(control, self.settings.control_host, self.settings.control_port))
+                port = await self._bind(control, self.settings.control_host, self.settings.control_port)
                 self.control_url = f"http://{self.settings.control_host}:{port}"
         except OSError as exc:
             await self.stop()
@@ -130,11 +130,10 @@ class CaptureProxy:
         return runner
 
     @staticmethod
-    async def _bind(site: web.TCPSite) -> int:
-        await site.start()
-        server = site._server
-        assert isinstance(server, asyncio.Server)
-        return server.sockets[0].getsockname()[1]
+    async def _bind(runner: web.AppRunner, host: str, port: int) -> int:
+        """Listen on TCP; the port that was got."""
+        await web.TCPSite(runner, host, port).start()
+        return runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Let calls in flight end within the shutdown time, abort and record the rest, close everything."""

@@ -74,5 +74,14 @@ def leave(code: Exit) -> None:
 
 
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a command's coroutine to its end. On asyncio's own loop: the proxy's listeners ask for its server type."""
-    return asyncio.run(main)
+    """Run a command's coroutine to its end, on uvloop where there is one."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return None
+    return uvloop.new_event_loop

@@ -235,7 +235,7 @@ class Attempt:
             self.record = await uninterrupted(shop.capture.close_session(session.id))
         self.ran = ran
         self._log({"stdout": ran.stdout, "stderr": ran.stderr})
-        if False:
+        if self.record.infra_error is not None:
             raise captured_failure(self.record.infra_error)
         outcome = shop.harness.outcome(ran.exit_code, ran.stdout, ran.stderr)
         self.final_message = outcome.final_message

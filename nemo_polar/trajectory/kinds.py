@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nemo_polar.errors import TokenError
 from nemo_polar.types import Kind, Turn
 
 
@@ -39,12 +40,17 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
     - a new conversation with M's system prompt and tools that does not overlap M in time (what goes on after a compaction):
       ``MAIN``;
     - everything else is a ``SUBAGENT``, except single turns without tools: ``AUXILIARY``.
+
+    Raises:
+        TokenError: a parent is missing or not older.
     """
     trees: dict[int, _Tree] = {}
     root_of: dict[int, int] = {}
     last_below: dict[int, int] = {}
     """Turn id to the highest id that descends from it: whether a line went on."""
     for turn in sorted(turns, key=lambda t: t.id):
+        if turn.parent is not None and turn.parent not in root_of:
+            raise TokenError(f"turn {turn.id} has parent {turn.parent}, which is missing or not older")
         root = turn.id if turn.parent is None else root_of[turn.parent]
         root_of[turn.id] = root
         trees.setdefault(root, _Tree(turn)).ids.append(turn.id)

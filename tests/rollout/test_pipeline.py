@@ -317,6 +317,31 @@ async def test_a_finished_rollout_is_recorded_whole_even_if_cancelled_meanwhile(
     assert recorder.attempts["t.0.0", 0]["status"] == "completed"
 
 
+async def test_a_sandbox_that_is_being_stopped_is_stopped_whole_even_if_cancelled_meanwhile(tmp_path: Path) -> None:
+    stopping, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_stop(_: str) -> None:
+        stopping.set()
+        await go_on.wait()
+
+    world = FakeWorld(on_stop=slow_stop, on_exec=raising(SandboxError("gone")))
+    working = asyncio.create_task(pipeline(world, FakeRecorder(), tmp_path, [task()], group_size=1).run())
+    await stopping.wait()
+    working.cancel()
+    await asyncio.sleep(0.01)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(working, 5)
+    assert nothing_is_open(world, tmp_path)
+
+
+async def test_a_verdict_is_no_reward_when_the_traces_cannot_be_built(tmp_path: Path) -> None:
+    world, recorder = FakeWorld(on_close=lambda _: record(turns=[turn("s"), turn("s")])), FakeRecorder()
+    [done] = await pipeline(world, recorder, tmp_path, [task()], group_size=1).run()
+    assert done.status is Status.CAPTURE_FAILED and done.reward is None and "there twice" in (done.error or "")
+    assert done.masked == {MaskReason.INFRA: 4} and recorder.attempts["t.0.0", 0]["reward"] is None
+
+
 async def test_the_caller_being_cancelled_cleans_up_too(tmp_path: Path) -> None:
     running = asyncio.Event()
 

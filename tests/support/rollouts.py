@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fakes for the layers around the rollout pipeline: everything they open is counted, so that a test can see what was left open."""
+"""Fakes for the layers around the rollout pipeline: what they open is counted, so that a test sees what was left open."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ class FakeWorld:
     on_start: Hook = nothing
     on_exec: Hook = nothing
     on_verify: Hook = nothing
+    on_stop: Hook = nothing
     on_close: Callable[[str], FakeRecord] = lambda name: FakeRecord([turn(name)])
     exec_result: ExecResult = field(default_factory=lambda: ExecResult(0, b"out", b""))
     outcome: Outcome = field(default_factory=lambda: Outcome(True, "done"))
@@ -144,15 +145,18 @@ class FakeSandbox:
     async def snapshot(self, path: str, target: Path) -> None:
         if self.spec.id not in self.world.open_sandboxes:
             raise SandboxError("stopped already")
-        target.mkdir(parents=True)
-        for name, data in self.files.items():
-            if name.startswith(f"{path}/"):
-                (target / name.removeprefix(f"{path}/")).write_bytes(data)
+        _write(target, {n.removeprefix(f"{path}/"): data for n, data in self.files.items() if n.startswith(f"{path}/")})
 
     async def stop(self) -> None:
-        await asyncio.sleep(0)
+        await self.world.on_stop(self.spec.id)
         self.world.open_sandboxes.discard(self.spec.id)
         self.world.stopped[self.spec.id] += 1
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
 
 
 @dataclass
