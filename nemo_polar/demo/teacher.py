@@ -14,11 +14,13 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from nemo_polar.demo.families import Call, Family, Words, recognise
 from nemo_polar.demo.generate import WORDS
 from nemo_polar.engines.base import GenerateRequest
+from nemo_polar.errors import ConfigError
 
 END_OF_TURN = "<|im_end|>"
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
@@ -126,3 +128,20 @@ def make_script(tokenizer: Tokenizer, *, flaws: Flaws = NO_FLAWS, seed: int = 0)
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     return script
+
+
+@cache
+def _demonstrator() -> Callable[[GenerateRequest], list[int]]:
+    from tokenizers import Tokenizer
+
+    from nemo_polar.rollout.compose import home
+
+    path = home() / "models" / "smollm2-135m" / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: make model")
+    return make_script(Tokenizer.from_file(str(path)), flaws=Flaws())
+
+
+def demonstrate(request: GenerateRequest) -> list[int]:
+    """The script that the shipped adapter's demonstrations were made with: ``engine.options.script`` of the recipe."""
+    return _demonstrator()(request)

@@ -110,10 +110,12 @@ def this_python() -> Python:
         return Python(str(executable))
     library = prefix / "lib" / version
     binds = [Bind(executable, f"{_PYTHON}/bin/{version}"), Bind(library, f"{_PYTHON}/lib/{version}")]
-    shared = [path for path in (prefix / "lib").glob("libpython*.so*") if sysconfig.get_config_var("Py_ENABLE_SHARED")]
-    binds += [Bind(path.resolve(), f"{_PYTHON}/lib/{path.name}") for path in shared]
+    shared = prefix / "lib" / str(sysconfig.get_config_var("INSTSONAME"))
+    has_shared = bool(sysconfig.get_config_var("Py_ENABLE_SHARED")) and shared.exists()
+    if has_shared:
+        binds.append(Bind(shared.resolve(), f"{_PYTHON}/lib/{shared.name}"))
     hidden = (f"{_PYTHON}/lib/{version}/site-packages",) if (library / "site-packages").is_dir() else ()
-    return Python(f"{_PYTHON}/bin/{version}", tuple(binds), hidden, f"{_PYTHON}/lib" if shared else None)
+    return Python(f"{_PYTHON}/bin/{version}", tuple(binds), hidden, f"{_PYTHON}/lib" if has_shared else None)
 
 
 @functools.cache

@@ -114,7 +114,7 @@ class LocalSandbox(HostSandbox):
         stage = None
         bwrap = Path(bubblewrap.find_bwrap()[0])
         if self.folders.owner is not None:
-            stage = privilege.Stage.of(self.folders.owner, [bwrap, *(bind.source for bind in binds)])
+            stage = privilege.Stage.of(self.folders.owner, [bwrap, self._etc, *(bind.source for bind in binds)])
             bwrap = stage.shown(bwrap)
             binds = [bubblewrap.Bind(stage.shown(bind.source), bind.target, bind.writable) for bind in binds]
         limits = {"core": 0, "nofile": self._options.open_files, "nproc": self._options.processes}

@@ -87,19 +87,21 @@ class Stage:
 
     @classmethod
     def of(cls, owner: Owner, sources: Sequence[Path]) -> Stage:
-        """A stage in a folder that every system has and none of ``sources`` lies in.
+        """A stage in a folder that every system has and none of ``sources`` lies in; one that lies in another needs no mount.
 
         Raises:
             SandboxError: there is none.
         """
         for folder in _STAGES:
             if Path(folder).is_dir() and not any(source.is_relative_to(folder) for source in sources):
-                return cls(folder, owner, tuple(sources))
+                tops = [source for source in sources if not any(other in source.parents for other in sources)]
+                return cls(folder, owner, tuple(dict.fromkeys(tops)))
         raise SandboxError(f"one of {', '.join(_STAGES)} must exist and hold none of: {', '.join(map(str, sources))}")
 
     def shown(self, source: Path) -> Path:
         """Where ``source`` is seen by the dropped uid."""
-        return Path(self.folder) / str(self.sources.index(source))
+        number, top = next((n, top) for n, top in enumerate(self.sources) if source.is_relative_to(top))
+        return Path(self.folder, str(number)) / source.relative_to(top)
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
         """``argv``, to be run behind this stage."""

@@ -4,7 +4,7 @@
 
 All rollouts of one harness begin with the same system prompt and tools: here some 1,430 of 1,550 tokens. Their keys and values
 are computed once and detached; each batch of continuations attends to them and adds its gradient to them; at the end one
-backward pass through the prefix carries the sum on into the weights. The result is the plain computation's gradient, to rounding.
+backward pass through the prefix carries the sum on into the weights. The result is the plain computation's, to rounding.
 
     prefix ids ──► model ──► keys, values (per layer) ──detached──► attended to by every continuation
                      ▲                                                        │

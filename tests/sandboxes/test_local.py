@@ -128,6 +128,7 @@ async def test_what_a_command_leaves_running_dies_with_it(tmp_path: Path) -> Non
 async def test_cancelling_ends_the_whole_tree_before_the_cancellation_is_seen(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     async with local_sandbox(tmp_path) as sandbox:
+        before = set(children())
         for _ in range(3):
             task = asyncio.create_task(
                 sandbox.exec(["sh", "-c", "setsid sleep 100 & sleep 100"], timeout=60, env={"MARK": mark})

@@ -7,14 +7,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nemo_polar.errors import VerifierError
-from nemo_polar.sandboxes.base import HOME, WORKDIR, Sandbox, SandboxSpec
+from nemo_polar.sandboxes.base import HOME, WORKDIR, ExecResult, Sandbox, SandboxSpec
 from nemo_polar.sandboxes.local import LocalSandbox
 from nemo_polar.sandboxes.process import ProcessSandbox
 from nemo_polar.verifiers.base import Evidence, Verdict
@@ -67,8 +67,8 @@ async def test_a_loop_in_one_check_is_a_failed_check_and_leaves_time_for_the_oth
         {"name": "quick", "command": "true", "weight": 1},
     ]
     begun = time.monotonic()
-    verdict = await verify(sandbox, tmp_path, seconds=4, checks=checks)
-    assert verdict.components == {"loop": 0, "loop 2": 0, "quick": 1} and time.monotonic() - begun < 4
+    verdict = await verify(sandbox, tmp_path, seconds=2.5, checks=checks)
+    assert verdict.components == {"loop": 0, "loop 2": 0, "quick": 1} and time.monotonic() - begun < 2.5
     assert (await verify(sandbox, tmp_path, command="sleep 60", timeout=0.6)).reward == 0.0
     assert (await verify(sandbox, tmp_path, command="sleep 60", timeout=0.6, reward="reward_file")).reward == 0.0
 
@@ -95,10 +95,24 @@ NO_REWARD = """NaN|Infinity|1e999||x|true|[1]|{}|"1"|null|{"reward": "1"}|{"rewa
 {"reward": 1, "components": {"a": NaN}}"""
 
 
+class FakeSandbox(ProcessSandbox):
+    """Runs nothing; whatever file is asked for holds ``written``."""
+
+    written = b""
+
+    async def exec(self, argv: Sequence[str], **_: Any) -> ExecResult:
+        return ExecResult(0, b"", b"")
+
+    async def get(self, path: str, *, max_bytes: int = 0) -> bytes:
+        return self.written
+
+
 @pytest.mark.parametrize("text", NO_REWARD.replace("\n", "").split("|"))
-async def test_a_reward_file_without_a_finite_number_is_no_verdict(sandbox: Sandbox, tmp_path: Path, text: str) -> None:
+async def test_a_reward_file_without_a_finite_number_is_no_verdict(tmp_path: Path, text: str) -> None:
+    fake = FakeSandbox(SandboxSpec(id="fake", scratch=tmp_path))
+    fake.written = text.encode()
     with pytest.raises(VerifierError, match="holds no reward"):
-        await verify(sandbox, tmp_path, command=f"echo '{text}' > ~/reward.json", reward="reward_file")
+        await verify(fake, tmp_path, command="true", reward="reward_file")
 
 
 async def test_no_reward_file_is_no_verdict_even_when_the_agent_left_one(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -138,11 +152,11 @@ async def test_nothing_the_agent_left_keeps_a_hidden_file_out(sandbox: Sandbox, 
 
 
 async def test_a_tool_that_the_verifier_needs_and_lacks_is_no_verdict(sandbox: Sandbox, tmp_path: Path) -> None:
-    for command in ("no-such-tool --x", ["no-such-tool"], "true && no-such-tool", "bash -c 'exit 0' && no-such-tool"):
+    for command in (["no-such-tool"], "sh -c 'exit 0' && no-such-tool --x"):
         with pytest.raises(VerifierError, match="no-such-tool"):
             await verify(sandbox, tmp_path, command=command)
-        with pytest.raises(VerifierError, match="no-such-tool"):
-            await verify(sandbox, tmp_path, checks=[{"name": "x", "command": command}])
+    with pytest.raises(VerifierError, match="no-such-tool"):
+        await verify(sandbox, tmp_path, checks=[{"name": "x", "command": "no-such-tool"}])
 
 
 async def test_the_agents_own_127_is_a_failure_like_any_other(sandbox: Sandbox, tmp_path: Path) -> None:
