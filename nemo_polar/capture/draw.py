@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -78,6 +78,27 @@ def effective_sampling(call: ModelCall, policy: SamplingPolicy, *, seed_for: str
         max_tokens=common.max_tokens,
         stop=asked.stop,
         seed=seed,
+    )
+
+
+def make_reply(
+    codec: Codec, call: ModelCall, turns: Sequence[Turn], message: Message, finish: FinishReason, *, created: int, model: str
+) -> Reply:
+    """The reply that ``turns`` drew, oldest first, with the exact counts of its ids."""
+    ids = np.concatenate([t.sample.token_ids for t in turns])
+    logprobs = None
+    if call.want_logprobs:
+        drawn = np.concatenate([t.sample.logprobs for t in turns])
+        logprobs = tuple(TokenLogProb(*codec.token_text(int(i)), float(p)) for i, p in zip(ids, drawn, strict=True))
+    return Reply(
+        id=turns[-1].call_id,
+        created=created,
+        model=call.model or model,
+        message=message,
+        finish_reason=finish,
+        usage=Usage(turns[0].prompt_len, len(ids), reasoning_tokens=codec.reasoning_tokens(message, ids)),
+        stop=turns[-1].sample.stop,
+        logprobs=logprobs,
     )
 
 
@@ -206,7 +227,6 @@ class _Run:
         self.parser: ReplyParser = self._parser(ticket.prompt_ids)
         self.ids: list[TokenIds] = []
         """All ids of the reply, over all turns."""
-        self.logprobs: list[LogProbs] = []
         self.held: list[Delta] = []
         """Deltas from the first tool call on: a call is an acknowledgement, so it waits for the journal."""
         self.parent = ticket.continues or ticket.placement.parent
@@ -259,12 +279,8 @@ class _Run:
 
     def _replay_partial(self, partial: Turn) -> None:
         """Feed the parser what an earlier, aborted attempt at this reply drew."""
-        chain: list[Turn] = [partial]
-        while chain[-1].continues:
-            chain.append(self.session.tree.turns[chain[-1].parent or 0])
-        for turn in reversed(chain):
+        for turn in self.session.tree.reply_turns(partial):
             self.ids.append(turn.sample.token_ids)
-            self.logprobs.append(turn.sample.logprobs)
             self._hold_or_publish(self.parser.feed(turn.sample.token_ids))
 
     def _prompt_len(self) -> int:
@@ -309,13 +325,8 @@ class _Run:
     @property
     def _already(self) -> int:
         """How many of ``ids`` the ticket's prompt holds already."""
-        if self.ticket.continues is None:
-            return 0
-        count, turn = 1, self.ticket.continues
-        while turn.continues:
-            turn = self.session.tree.turns[turn.parent or 0]
-            count += 1
-        return count
+        continued = self.ticket.continues
+        return 0 if continued is None else len(self.session.tree.reply_turns(continued))
 
     def _hold_or_publish(self, deltas: list[Delta]) -> None:
         if not self.held and not any(isinstance(d, ToolCallDelta) for d in deltas):
@@ -341,7 +352,6 @@ class _Run:
     async def _record_now(self, segment: _Segment, finish: FinishReason) -> Turn:
         ids, logprobs = segment.packed()
         self.ids.append(ids)
-        self.logprobs.append(logprobs)
         sample = Sample(
             token_ids=ids,
             logprobs=logprobs,
@@ -405,25 +415,9 @@ class _Run:
         return parser.message()
 
     def _reply(self, turn: Turn, finish: FinishReason) -> Reply:
-        logprobs = None
-        if self.ticket.call.want_logprobs:
-            text = self.d._codec.token_text
-            logprobs = tuple(
-                TokenLogProb(*text(int(i)), float(p))
-                for ids, lps in zip(self.ids, self.logprobs, strict=True)
-                for i, p in zip(ids, lps, strict=True)
-            )
-        prompt_tokens = turn.prompt_len - (self._drawn - len(turn.sample))
-        return Reply(
-            id=self.live.id,
-            created=self.live.created,
-            model=self.ticket.call.model or self.d._model,
-            message=turn.reply,
-            finish_reason=finish,
-            usage=Usage(prompt_tokens, self._drawn),
-            stop=self.parser.stopped,
-            logprobs=logprobs,
-        )
+        turns = self.session.tree.reply_turns(turn)
+        call, live = self.ticket.call, self.live
+        return make_reply(self.d._codec, call, turns, self.parser.message(), finish, created=live.created, model=self.d._model)
 
 
 class _Segment:

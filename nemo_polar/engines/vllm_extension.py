@@ -10,6 +10,8 @@ It imports only torch and vLLM, since it lives in the engine's environment. It n
 resets the prefix cache afterwards (``/reset_prefix_cache``), or answers mix old keys with new weights.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import time

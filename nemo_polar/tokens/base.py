@@ -74,6 +74,10 @@ class Codec(Protocol):
         """One token as text (replacement characters where it is a partial one) and as bytes."""
         ...
 
+    def reasoning_tokens(self, reply: Message, sampled_ids: TokenIds) -> int:
+        """How many of the ids that ``reply`` was parsed from are its reasoning, markers included."""
+        ...
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
         """Prompt tokens of a conversation."""
         ...

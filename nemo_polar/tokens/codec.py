@@ -126,6 +126,25 @@ class BaseCodec(ABC):
             return False
         return closer.text not in text and (self.format.call is None or self.format.call[0].text not in text)
 
+    def reasoning_tokens(self, reply: Message, sampled_ids: TokenIds) -> int:
+        """See ``Codec.reasoning_tokens``."""
+        if reply.reasoning is None or self.format.reasoning is None:
+            return 0
+        closed = self._through(self.format.reasoning[1].text, sampled_ids)
+        if closed is None and reply.tool_calls and self.format.call is not None:
+            closed = self._through(self.format.call[0].text, sampled_ids)
+        return len(sampled_ids) if closed is None else closed
+
+    def _through(self, text: str, ids: TokenIds) -> int | None:
+        """How many ids it takes until ``text`` has been written; None when it never is."""
+        wanted = text.encode()
+        seen = b""
+        for n, token_id in enumerate(ids.tolist(), 1):
+            seen = seen[-len(wanted) :] + self.tokenizer.token_bytes(token_id)
+            if wanted in seen:
+                return n
+        return None
+
     def _last_turn(self, prompt_ids: TokenIds) -> TokenIds:
         """The ids after the last end of turn, ``_TAIL`` at most: what the template wrote for the model to go on from."""
         tail = prompt_ids[-_TAIL:]

@@ -119,6 +119,13 @@ class ConversationTree:
     def has_child(self, turn: Turn) -> bool:
         return self._children[turn.id] > 0
 
+    def reply_turns(self, turn: Turn) -> list[Turn]:
+        """The turns whose samples make up the reply that ends in ``turn``, oldest first: itself and those it continues."""
+        turns = [turn]
+        while turns[-1].continues and turns[-1].parent is not None:
+            turns.append(self.turns[turns[-1].parent])
+        return turns[::-1]
+
     # --- ids ----------------------------------------------------------------------------------------------------------
 
     def ids_through(self, turn: Turn) -> TokenIds:

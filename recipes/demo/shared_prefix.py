@@ -35,12 +35,15 @@ class SharedPrefix:
     """The one whose forward pass is running; the attention function has no other way to know."""
 
     def __init__(self, model: PreTrainedModel, prefix: Sequence[int], *, gradient: bool = True) -> None:
-        """Computes the prefix. ``model`` is a causal LM (with or without adapters); ``gradient`` False: for scoring only."""
+        """Computes the prefix. ``model`` is a causal LM (with or without adapters).
+
+        ``gradient`` False: the prefix counts as given. That halves the time, and biases the gradient: what the weights do to
+        the prefix is left out. For scoring, or a warm start.
+        """
         self._model = model
         self._length = len(prefix)
         self._computed: Pairs = {}
         self._leaves: Pairs = {}
-        self._gradient = gradient
         with torch.set_grad_enabled(gradient):
             self._forward(torch.tensor([list(prefix)]), torch.arange(self._length)[None])
         self._leaves = {
@@ -48,29 +51,28 @@ class SharedPrefix:
             for layer, (keys, values) in self._computed.items()
         }
 
-    def logprobs(self, continuations: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Log-probability of every token of each continuation but its first, at T=1.
+    def logprobs(self, continuations: Sequence[Sequence[int]], wanted: Sequence[Sequence[bool]]) -> torch.Tensor:
+        """Log-probabilities, at T=1, of the wanted tokens of what follows the prefix.
 
         Args:
-            continuations: what follows the prefix; any lengths from 2 on. The first token's own log-probability would need the
-                prefix's last hidden state and is left out: let the prefix end where nothing is trained yet.
+            continuations: token ids; any lengths from 2 on.
+            wanted: a mask for each, as long as it is. The first token cannot be wanted, as that would take the prefix's last
+                hidden state: let the prefix end before anything is trained.
 
         Returns:
-            float32[len - 1] for each continuation.
+            float32[number of wanted tokens], in reading order.
         """
         width = max(map(len, continuations)) - 1
         inputs = torch.zeros(len(continuations), width, dtype=torch.long)
-        for row, ids in enumerate(continuations):
+        targets, mask = torch.zeros_like(inputs), torch.zeros_like(inputs, dtype=torch.bool)
+        for row, (ids, wants) in enumerate(zip(continuations, wanted, strict=True)):
             inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+            targets[row, : len(ids) - 1] = torch.tensor(ids[1:])
+            mask[row, : len(ids) - 1] = torch.tensor(wants[1:])
         positions = torch.arange(self._length, self._length + width)[None].expand_as(inputs)
-        with torch.set_grad_enabled(self._gradient):
-            hidden = self._forward(inputs, positions)
-            head = self._model.get_output_embeddings()
-            found = []
-            for row, ids in enumerate(continuations):
-                scores = torch.log_softmax(head(hidden[row, : len(ids) - 1]).float(), dim=-1)
-                found.append(scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
-        return found
+        hidden = self._forward(inputs, positions)[mask]  # a row of scores is 85 times as wide as a hidden state
+        scores = torch.log_softmax(self._model.get_output_embeddings()(hidden).float(), dim=-1)
+        return scores.gather(1, targets[mask][:, None])[:, 0]
 
     def finish(self) -> None:
         """Carry the gradients that the continuations left at the prefix on into the weights. Once, after the last backward."""

@@ -50,6 +50,8 @@ class Options:
     learning_rate: float = 1e-3
     warm_up: int = 3
     """Steps until the learning rate is reached; in the second half it falls off linearly to a tenth."""
+    prefix_gradient: int = 0
+    """1: the exact gradient, at twice the time a step; 0: the shared prefix counts as given (``SharedPrefix``)."""
     clip: float = 1.0
     """Of the gradient's norm."""
     seed: int = 0
@@ -109,12 +111,10 @@ def fit(model: torch.nn.Module, examples: Sequence[Example], options: Options) -
             group["lr"] = options.rate(step)
         total = 0.0
         with torch.autocast("cpu", torch.bfloat16):
-            shared = SharedPrefix(model, prefix)
+            shared = SharedPrefix(model, prefix, gradient=bool(options.prefix_gradient))
             for at in range(0, len(batch), options.micro_batch):
                 rows = batch[at : at + options.micro_batch]
-                scores = shared.logprobs([e.ids[start:] for e in rows])
-                masks = [torch.tensor(e.mask[start + 1 :]) for e in rows]
-                loss = -sum(s[m].sum() for s, m in zip(scores, masks, strict=True)) / tokens
+                loss = -shared.logprobs([e.ids[start:] for e in rows], [e.mask[start:] for e in rows]).sum() / tokens
                 loss.backward()
                 total += float(loss.detach())
             shared.finish()
@@ -147,7 +147,7 @@ README = """# The demo's adapter
 
 A LoRA for SmolLM2-135M-Instruct (Apache-2.0), which untrained never calls a tool. It was fitted on demonstrations that Pi
 itself made, in its sandbox and through the capture proxy, with a scripted teacher in the engine's place, some of them wrong on
-purpose; the loss masks are the trajectories' own. `make adapter` makes it again: `recipes/demo/demonstrate.py`, then
+purpose; the loss masks are the trajectories' own. `make adapter` makes it again: `recipes/demonstrations.yaml`, then
 `recipes/demo/warm_start.py`. `make model` merges it into the base model, which is what the demo serves.
 
 The demonstrations' words are not those of `tasks.yaml` (`words.json`: train, held_out).

@@ -1,0 +1,62 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup package engine toolchain model system status demo adapter test lint smoke clean distclean
+
+# Any Python from 3.8 on will do for the set-up; it finds the ones that the environments need.
+PYTHON ?= python3
+SETUP := $(PYTHON) tools/setup.py
+BIN := .venv/bin
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup: ## all of the below, in order
+	@$(SETUP) all
+
+system: ## bubblewrap, where this may be installed
+	@$(SETUP) system
+
+package: ## .venv: the package and what its tests need
+	@$(SETUP) package
+
+toolchain: ## .polar/toolchain: Node and the pinned harness
+	@$(SETUP) toolchain
+
+engine: ## .venv-engine: the embedded CPU engine (vLLM, 3.5 GB)
+	@$(SETUP) engine
+
+model: ## .polar/models: the demo's policy
+	@$(SETUP) engine base model
+
+status: ## what is set up
+	@$(SETUP) status
+
+demo: setup ## a real harness, a real model, audited trajectories in runs/demo
+	@$(BIN)/polar demo
+
+test: package ## the test suite: no real engine, no vendor CLI
+	@$(BIN)/python -m pytest -m "not engine and not harness and not soak"
+
+lint: package ## ruff and pyright
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --line-length 128 .
+	@$(BIN)/pyright
+
+smoke: setup ## one real engine and one real harness, end to end
+	@$(BIN)/python -m pytest -m "engine or harness" --timeout 600
+
+adapter: ## make the demo's adapter again: demonstrations, then the fit
+	@$(SETUP) system package toolchain engine base
+	@$(BIN)/python -m nemo_polar.demo.generate --split train --count 192 > .polar/demonstrations.jsonl
+	@$(BIN)/polar rollout --recipe demonstrations --overwrite
+	@PYTHONPATH=. .venv-engine/bin/python recipes/demo/warm_start.py runs/demonstrations
+	@$(SETUP) model
+
+clean: ## caches and runs
+	rm -rf runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find nemo_polar tests recipes tools conf -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## and everything that was set up
+	rm -rf .venv .venv-engine .polar
