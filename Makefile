@@ -8,6 +8,7 @@
 PYTHON ?= python3
 SETUP := $(PYTHON) tools/setup.py
 BIN := .venv/bin
+SOURCES := nemo_polar tests recipes conf tools setup.py
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -40,8 +41,8 @@ test: package ## the test suite: no real engine, no vendor CLI
 	@$(BIN)/python -m pytest -m "not engine and not harness and not soak"
 
 lint: package ## ruff and pyright
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check --line-length 128 .
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check --line-length 128 $(SOURCES)
 	@$(BIN)/pyright
 
 smoke: setup ## one real engine and one real harness, end to end

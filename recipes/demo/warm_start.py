@@ -136,6 +136,7 @@ def save(model: torch.nn.Module, target: Path, report: dict[str, object]) -> Non
     save_file(
         {name: value.to(torch.bfloat16) for name, value in load_file(weights).items()}, weights, metadata={"format": "pt"}
     )
+    weights.chmod(0o644)
     config = target / "adapter_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = "SmolLM2-135M-Instruct"
