@@ -138,6 +138,9 @@ class Pipeline:
             except asyncio.CancelledError:
                 await uninterrupted(self._finish(attempt, Status.CANCELLED, "cancelled"))
                 raise
+            if self._cancelled and status.infra:  # something could not be cleaned up, which took the cancellation's place
+                await uninterrupted(self._finish(attempt, Status.CANCELLED, error))
+                return
             if status.infra and number < self._shop.settings.retries and deadline.left() > 0:
                 await uninterrupted(self._classified(attempt))
                 await uninterrupted(self._recorder.attempt(who, number, _result(attempt, status, error, final=False)))

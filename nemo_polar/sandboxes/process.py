@@ -30,7 +30,7 @@ from nemo_polar.sandboxes import relay
 from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, ExecResult
 from nemo_polar.sandboxes.bubblewrap import environment
 from nemo_polar.sandboxes.host import HostSandbox
-from nemo_polar.sandboxes.run import run
+from nemo_polar.sandboxes.run import run, through_cancellation
 
 _MARK = "POLAR_PROCESS_TREE"
 _KILL_SECONDS = 10.0
@@ -50,7 +50,7 @@ class ProcessSandbox(HostSandbox):
         """
         if self._state != "new":
             raise SandboxError(f"sandbox {self.spec.id} cannot be started: it is {self._state}")
-        await asyncio.to_thread(self._make_folders)
+        await through_cancellation(asyncio.to_thread(self._make_folders))  # or a stop would overtake it
         self.proxy_url = self.spec.proxy_url or ""
         self._state = "started"
 

@@ -64,14 +64,21 @@ class _Output:
         self.read_end, self.write_end = os.pipe()
 
     async def drain(self) -> None:
-        reader = asyncio.StreamReader(limit=256 * 1024)
-        pipe = os.fdopen(self.read_end, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            while data := await reader.read(256 * 1024):
-                self._take(data)
-        finally:
-            transport.close()
+        """Read until every writer has gone. The caller closes ``read_end``.
+
+        By hand: uvloop's pipe transport closes its descriptor a second time, a moment after the first, when another thread may
+        have been given the same number.
+        """
+        os.set_blocking(self.read_end, False)
+        while True:
+            await readable(self.read_end)
+            try:
+                data = os.read(self.read_end, 256 * 1024)
+            except BlockingIOError:
+                continue
+            if not data:
+                return
+            self._take(data)
 
     def _take(self, data: bytes) -> None:
         self._total += len(data)
@@ -167,6 +174,8 @@ async def run(
             for drain in drains:
                 drain.cancel()
             await asyncio.gather(*drains, return_exceptions=True)
+            os.close(out.read_end)
+            os.close(err.read_end)
 
     timed_out = False
     try:
