@@ -270,6 +270,20 @@ async def test_cancelling_leaves_nothing_open_and_records_what_had_started(tmp_p
         assert recorder.attempts[trajectory.rollout_id, 0]["status"] == trajectory.status.value
 
 
+async def test_a_cancelled_rollout_is_not_tried_again_though_its_sandbox_could_not_be_cleaned_up(tmp_path: Path) -> None:
+    async def on_stop(_: str) -> None:
+        raise SandboxError("the folder cannot be removed")
+
+    world, recorder = FakeWorld(on_exec=hang, on_stop=on_stop), FakeRecorder()
+    run = pipeline(world, recorder, tmp_path, [task()], group_size=1, retries=3)
+    working = asyncio.create_task(run.run())
+    await asyncio.sleep(0.05)
+    run.cancel()
+    [done] = await asyncio.wait_for(working, 5)
+    assert done.status is Status.CANCELLED and "cannot be removed" in (done.error or "")
+    assert list(recorder.attempts) == [("t.0.0", 0)]
+
+
 async def test_cancelling_while_a_sandbox_starts_stops_that_sandbox(tmp_path: Path) -> None:
     world = FakeWorld(on_start=hang)
     run = pipeline(world, FakeRecorder(), tmp_path, [task()])
