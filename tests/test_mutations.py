@@ -76,7 +76,7 @@ def bridge_that_renders_again(monkeypatch) -> None:
 
 
 def retry_that_starts_over_but_is_joined(monkeypatch) -> None:
-    monkeypatch.setattr(_Run, "_already", property(lambda self: len(self.ids)))
+    monkeypatch.setattr(_Run, "_already", property(lambda self: len(self.ids), lambda self, _: None), raising=False)
 
 
 def sibling_taken_for_another(monkeypatch) -> None:

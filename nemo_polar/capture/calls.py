@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from aiohttp import web
@@ -43,6 +43,7 @@ from nemo_polar.types import (
     Delta,
     FinishReason,
     ForkReason,
+    Message,
     ModelCall,
     Reasoning,
     ReasoningDelta,
@@ -52,9 +53,10 @@ from nemo_polar.types import (
     TokenIds,
     ToolCall,
     ToolCallDelta,
+    ToolResult,
     Turn,
 )
-from nemo_polar.wire.base import Dialect, Route
+from nemo_polar.wire.base import Dialect, Route, StreamEncoder
 from nemo_polar.wire.recognise import match
 
 log = logging.getLogger("nemo_polar.capture")
@@ -105,8 +107,7 @@ class Calls:
                 return await self._whole(request, dialect, session, call, live)
             finally:
                 live.detach()
-                if live.done and not live.readers and live in session.live:
-                    session.live.remove(live)
+                session.forget_if_over(live)
         except CallError as exc:
             answer = _answer(dialect, exc)
             if request.content.exception() is not None or not request.content.is_eof():
@@ -189,19 +190,18 @@ class Calls:
             session.live.remove(live)
             raise
         session.counters["calls"] += 1
-        live.task = asyncio.create_task(self._draw(session, ticket, live), name=f"draw {session.id}/{ticket.call_id}")
+        live.task = asyncio.create_task(self.drawer.draw(session, ticket, live), name=f"draw {session.id}/{ticket.call_id}")
+        live.task.add_done_callback(lambda _: self._ended(session, live))
         return live
 
-    async def _draw(self, session: Session, ticket: Ticket, live: LiveReply) -> None:
-        try:
-            await self.drawer.draw(session, ticket, live)
-        finally:
-            self.in_flight -= 1
-            if live.reply is not None:
-                session.counters["replies"] += 1
-                session.failures.pop(live.request, None)
-            if not live.readers and live in session.live:
-                session.live.remove(live)
+    def _ended(self, session: Session, live: LiveReply) -> None:
+        """Settle what a sample held. Called by its task, so also when that was cancelled before it ran."""
+        self.in_flight -= 1
+        live.fail(Unavailable("The reply was given up before it was begun."))  # unless it has ended by itself
+        if live.reply is not None:
+            session.counters["replies"] += 1
+            session.failures.pop(live.request, None)
+        session.forget_if_over(live)
 
     def _joined(self, session: Session, prints: Fingerprints, *, retry: bool) -> LiveReply | None:
         """An identical call under way whose client is gone, or that this one says it repeats."""
@@ -253,7 +253,7 @@ class Calls:
         sampling = effective_sampling(
             call, self.settings.sampling, seed_for=f"{session.rollout_id}/{session.counters['calls']}"
         )
-        limit = min(self.settings.max_context or self.info.max_context, self.info.max_context)
+        limit = self.info.max_context
         room = limit - (len(prompt_ids) - continued)
         if room <= 0:
             raise ContextOverflow(len(prompt_ids), limit)
@@ -292,9 +292,9 @@ class Calls:
             return ForkReason.EDITED
         return ForkReason.RETENTION if self.retention == "template" else ForkReason.BRIDGE
 
-    async def _maybe_threaded(self, messages: Sequence[Any], work: Callable[[], _T]) -> _T:
+    async def _maybe_threaded(self, messages: Sequence[Message], work: Callable[[], _T]) -> _T:
         """Run ``work`` off the event loop when there is much to encode."""
-        if sum(len(m.text) + sum(len(str(p)) for p in m.parts) for m in messages) <= self.settings.thread_bytes:
+        if sum(map(_characters, messages)) <= self.settings.thread_bytes:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
@@ -319,11 +319,7 @@ class Calls:
         response: web.StreamResponse | None = None
         async for batch in live.follow(self.settings.keep_alive_seconds):
             out = b"".join(map(encoder.delta, batch)) if batch else encoder.keep_alive()
-            if response is None:
-                response = _event_stream()
-                await response.prepare(request)
-                out = encoder.start() + out
-            await response.write(out)
+            response = await _send(request, response, encoder, out)
         if live.reply is None:
             error = live.error or CallError("The reply ended in no known way.")
             if response is None:
@@ -331,12 +327,7 @@ class Calls:
             await response.write(encoder.error(error))
             await response.write_eof()
             return response
-        last = encoder.finish(live.reply)
-        if response is None:
-            response = _event_stream()
-            await response.prepare(request)
-            last = encoder.start() + last
-        await response.write(last)
+        response = await _send(request, response, encoder, encoder.finish(live.reply))
         await response.write_eof()
         await self._delivered(session, live)
         return response
@@ -358,17 +349,39 @@ class Calls:
         name = self.settings.model
         if route.kind == "model" and not self.settings.any_model and route.model != name:
             raise NotFound(f"The model {route.model!r} does not exist.", code="model_not_found")
-        context = self.settings.max_context or self.info.max_context
         if route.kind == "model":
-            body = dialect.model(route.model or name, self.started_at, context)
+            body = dialect.model(route.model or name, self.started_at, self.info.max_context)
         else:
-            body = dialect.models([name], self.started_at, context)
+            body = dialect.models([name], self.started_at, self.info.max_context)
         return web.Response(body=body, content_type="application/json")
 
 
-def _event_stream() -> web.StreamResponse:
-    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return web.StreamResponse(headers=headers)
+_EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def _send(
+    request: web.Request, response: web.StreamResponse | None, encoder: StreamEncoder, out: bytes
+) -> web.StreamResponse:
+    """Write to the event stream, which begins with the first bytes there are to send."""
+    if response is None:
+        response = web.StreamResponse(headers=_EVENT_STREAM)
+        await response.prepare(request)
+        out = encoder.start() + out
+    await response.write(out)
+    return response
+
+
+def _characters(message: Message) -> int:
+    """About how much text there is to encode in a message."""
+    size = 0
+    for part in message.parts:
+        if isinstance(part, Text | Reasoning):
+            size += len(part.text)
+        elif isinstance(part, ToolCall):
+            size += len(part.arguments)
+        elif isinstance(part, ToolResult):
+            size += sum(len(item.text) for item in part.content if isinstance(item, Text))
+    return size
 
 
 def _answer(dialect: Dialect, exc: CallError) -> web.Response:

@@ -10,6 +10,7 @@ record and the engine's own log can be compared one to one. Nothing is published
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.capture.journal import CallRow, Journal
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.sessions import Session
@@ -56,6 +58,7 @@ from nemo_polar.types import (
     as_ids,
 )
 
+log = logging.getLogger("nemo_polar.capture")
 _EMPTY_IDS: TokenIds = np.empty(0, np.int32)
 _BACKOFF_SECONDS = 0.25
 
@@ -126,8 +129,8 @@ class Ticket:
     """An aborted turn of the same request to go on from; ``prompt_ids`` then ends with its sampled ids."""
     rewrites: int = 0
     """Declared rewrites applied to the request."""
-    open_requests: int = 0
-    """Engine requests noted in the journal that have come to nothing yet."""
+    open_request: bool = False
+    """An engine request is noted in the journal, and has come to nothing yet."""
 
 
 class Drawer:
@@ -158,10 +161,9 @@ class Drawer:
 
     async def draw(self, session: Session, ticket: Ticket, live: LiveReply) -> None:
         """Run one reply to its end; ``live`` always ends, with a reply or an error of the provider's kind."""
-        run = _Run(self, session, ticket, live)
         try:
             async with asyncio.timeout(self._deadline):
-                reply = await run.go()
+                reply = await _Run(self, session, ticket, live).go()
             live.finish(reply)
         except TimeoutError:
             await self._failed(
@@ -179,6 +181,12 @@ class Drawer:
             session.failures[live.request] = f"{type(exc).__name__}: {exc}"
             error = Unavailable(f"The inference engine failed: {exc}", retry_after=1.0)
             await self._failed(session, ticket, live, error, type(exc).__name__)
+        except Exception as exc:  # the last boundary: a reply that does not end would leave its clients waiting for ever
+            log.exception("session %s: unforeseen failure while drawing %s", session.id, ticket.call_id)
+            session.failures[live.request] = f"{type(exc).__name__}: {exc}"
+            await self._failed(
+                session, ticket, live, CallError("The proxy failed on this reply; its log says why."), "unforeseen"
+            )
 
     async def _failed(self, session: Session, ticket: Ticket, live: LiveReply, error: CallError, status: str) -> None:
         session.counters[f"failed_{status}"] += 1
@@ -205,13 +213,13 @@ class Drawer:
             rewrites=ticket.rewrites,
             kind=Kind.MAIN.value,
         )
-        ticket.open_requests += 1
+        ticket.open_request = True
         self._journal.open_call(row)
 
     async def end_call(self, ticket: Ticket, status: str, error: str | None) -> None:
-        """Note why the engine requests of this call that are still open made no turn."""
-        if ticket.open_requests:
-            ticket.open_requests = 0
+        """Note why the engine request of this call that is still open made no turn."""
+        if ticket.open_request:
+            ticket.open_request = False
             await self._journal.end_call(ticket.call_id, self._clock(), status, error)
 
 
@@ -227,6 +235,8 @@ class _Run:
         self.parser: ReplyParser = self._parser(ticket.prompt_ids)
         self.ids: list[TokenIds] = []
         """All ids of the reply, over all turns."""
+        self._already = 0
+        """How many of ``ids`` the ticket's prompt holds already."""
         self.held: list[Delta] = []
         """Deltas from the first tool call on: a call is an acknowledgement, so it waits for the journal."""
         self.parent = ticket.continues or ticket.placement.parent
@@ -255,7 +265,7 @@ class _Run:
                 await self._record_partial(segment)
                 raise
             except EngineOverflow as exc:
-                raise ContextOverflow(self._prompt_len(), self.d._info.max_context) from exc
+                raise ContextOverflow(len(self.prompt_ids), self.d._info.max_context) from exc
             except EngineError as exc:
                 failures += 1
                 await self._record_partial(segment)
@@ -266,10 +276,9 @@ class _Run:
                 continue
             if finish is FinishReason.ABORT:
                 failures += self.d._gate.open.is_set()
-                if failures > self.d._retries:
-                    await self._record_partial(segment)
-                    raise EngineProtocol("the engine keeps aborting this sample, and nobody paused it")
                 await self._record_partial(segment)
+                if failures > self.d._retries:
+                    raise EngineProtocol("the engine keeps aborting this sample, and nobody paused it")
                 await self.d.end_call(self.ticket, "paused", None)
                 continue
             self._hold_or_publish(self.parser.finish(finish))
@@ -282,9 +291,7 @@ class _Run:
         for turn in self.session.tree.reply_turns(partial):
             self.ids.append(turn.sample.token_ids)
             self._hold_or_publish(self.parser.feed(turn.sample.token_ids))
-
-    def _prompt_len(self) -> int:
-        return len(self.prompt_ids)
+        self._already = len(self.ids)
 
     @property
     def _drawn(self) -> int:
@@ -322,12 +329,6 @@ class _Run:
                     return chunk.finish_reason
         raise EngineProtocol(f"{request.request_id}: the engine's stream ended without a finish reason")
 
-    @property
-    def _already(self) -> int:
-        """How many of ``ids`` the ticket's prompt holds already."""
-        continued = self.ticket.continues
-        return 0 if continued is None else len(self.session.tree.reply_turns(continued))
-
     def _hold_or_publish(self, deltas: list[Delta]) -> None:
         if not self.held and not any(isinstance(d, ToolCallDelta) for d in deltas):
             self.live.publish(deltas)
@@ -347,7 +348,7 @@ class _Run:
 
     async def _record(self, segment: _Segment, finish: FinishReason) -> Turn:
         """Put one engine call into the journal, then into the tree. Once begun it is carried through, whoever is cancelled."""
-        return await asyncio.shield(asyncio.ensure_future(self._record_now(segment, finish)))
+        return await uninterrupted(self._record_now(segment, finish))
 
     async def _record_now(self, segment: _Segment, finish: FinishReason) -> Turn:
         ids, logprobs = segment.packed()
@@ -384,7 +385,7 @@ class _Run:
                 system_key=ticket.prints.system,
             )
             await self.d._journal.add_turn(turn)
-            ticket.open_requests = 0
+            ticket.open_request = False
             session.tree.add(turn, ticket.call, ticket.prints)
         session.counters["sampled_tokens"] += len(ids)
         self.live.turns.append(turn)

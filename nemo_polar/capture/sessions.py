@@ -92,6 +92,11 @@ class Session:
         """The dates a harness of this session may have written."""
         return (today(self.created_at), today(now))
 
+    def forget_if_over(self, live: LiveReply) -> None:
+        """Drop a reply that has ended and that nobody reads any more."""
+        if live.done and not live.readers and live in self.live:
+            self.live.remove(live)
+
     def check_budget(self) -> None:
         """Refuse a call when the session's turns or tokens are used up.
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import SandboxError, VerifierError
 from nemo_polar.harnesses.base import Endpoint, Harness, HarnessTask
-from nemo_polar.rollout.cancellation import uninterrupted
 from nemo_polar.rollout.deadline import Deadline
 from nemo_polar.rollout.stages import Stages
 from nemo_polar.rollout.status import AttemptFailed, StageName, captured_failure, failure, judge, tail

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import PolarError
 from nemo_polar.rollout.attempt import Attempt, Identity, Workshop
-from nemo_polar.rollout.cancellation import uninterrupted
 from nemo_polar.rollout.deadline import Deadline
 from nemo_polar.rollout.status import failure
 from nemo_polar.rollout.tasks import LoadedTask

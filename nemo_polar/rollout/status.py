@@ -51,9 +51,9 @@ def failure(exc: BaseException, stage: StageName) -> AttemptFailed:
 
 
 def captured_failure(infra_error: str) -> AttemptFailed:
-    """A failure of engine or journal that the proxy saw and the harness was told of, as ``ErrorClass: message``."""
-    journal = infra_error.startswith("JournalError")
-    return AttemptFailed(Status.CAPTURE_FAILED if journal else Status.ENGINE_FAILED, infra_error)
+    """A failure of the engine, the journal or the proxy that the harness was told of, as ``ErrorClass: message``."""
+    engine = infra_error.startswith("Engine")
+    return AttemptFailed(Status.ENGINE_FAILED if engine else Status.CAPTURE_FAILED, infra_error)
 
 
 def judge(ran: ExecResult, outcome: Outcome, *, calls: int, budget: str | None) -> tuple[Status, str | None]:

@@ -13,11 +13,11 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import SandboxError
 from nemo_polar.sandboxes.base import HOME, WORKDIR, ExecResult, SandboxSpec
 from nemo_polar.sandboxes.files import Folders, Owner, remove
 from nemo_polar.sandboxes.options import HostOptions, parse
-from nemo_polar.sandboxes.run import through_cancellation
 
 _SUBFOLDERS = {WORKDIR: "workspace", HOME: "home", "/tmp": "tmp"}
 
@@ -50,7 +50,7 @@ class HostSandbox:
             for path, data in files.items():
                 self.folders.write(path, data, 0o755 if path in executable else 0o644)
 
-        await through_cancellation(asyncio.to_thread(write))
+        await uninterrupted(asyncio.to_thread(write))
 
     async def get(self, path: str, *, max_bytes: int = 64 * 1024 * 1024) -> bytes:
         """See ``Sandbox.get``."""
@@ -61,7 +61,7 @@ class HostSandbox:
         """See ``Sandbox.snapshot``. ``target`` must be missing or empty; permissions and times are kept."""
         self._check_started()
         limits = {"max_bytes": self.options.snapshot_bytes, "max_entries": self.options.snapshot_files}
-        await through_cancellation(asyncio.to_thread(self.folders.copy_out, path, target, **limits))
+        await uninterrupted(asyncio.to_thread(self.folders.copy_out, path, target, **limits))
 
     async def stop(self) -> None:
         """See ``Sandbox.stop``. Commands still running end with ``SandboxError``."""
@@ -71,13 +71,13 @@ class HostSandbox:
         for task in list(self._running):
             task.cancel()
         if self._running:
-            await through_cancellation(asyncio.wait(self._running))
+            await uninterrupted(asyncio.wait(self._running))
 
         def clear() -> None:
             for folder in self._made():
                 remove(folder)
 
-        await through_cancellation(asyncio.to_thread(clear))
+        await uninterrupted(asyncio.to_thread(clear))
 
     def _check_started(self) -> None:
         if self._state != "started":

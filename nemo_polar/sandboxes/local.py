@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, cast
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import SandboxError
 from nemo_polar.sandboxes import bubblewrap, privilege, seccomp
 from nemo_polar.sandboxes.base import WORKDIR, ExecResult
 from nemo_polar.sandboxes.files import Owner
 from nemo_polar.sandboxes.host import HostSandbox
 from nemo_polar.sandboxes.options import LocalOptions
-from nemo_polar.sandboxes.run import memory_file, readable, run, through_cancellation
+from nemo_polar.sandboxes.run import memory_file, readable, run
 
 _START_SECONDS = 20.0
 """For the probe at ``start``, and for bubblewrap to say which process is its namespace's first."""
@@ -72,7 +73,7 @@ class LocalSandbox(HostSandbox):
         for path, what in ((self.spec.toolchain, "toolchain folder"), (self.spec.proxy_socket, "proxy socket")):
             if path is not None and not path.exists():
                 raise SandboxError(f"the {what} {path} does not exist")
-        await through_cancellation(asyncio.to_thread(self._prepare))  # or a stop would overtake it
+        await uninterrupted(asyncio.to_thread(self._prepare))  # or a stop would overtake it
         self._state = "started"
         self.proxy_url = f"http://127.0.0.1:{self._options.port}"
         try:

@@ -25,12 +25,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import SandboxError
 from nemo_polar.sandboxes import relay
 from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, ExecResult
 from nemo_polar.sandboxes.bubblewrap import environment
 from nemo_polar.sandboxes.host import HostSandbox
-from nemo_polar.sandboxes.run import run, through_cancellation
+from nemo_polar.sandboxes.run import run
 
 _MARK = "POLAR_PROCESS_TREE"
 _KILL_SECONDS = 10.0
@@ -50,7 +51,7 @@ class ProcessSandbox(HostSandbox):
         """
         if self._state != "new":
             raise SandboxError(f"sandbox {self.spec.id} cannot be started: it is {self._state}")
-        await through_cancellation(asyncio.to_thread(self._make_folders))  # or a stop would overtake it
+        await uninterrupted(asyncio.to_thread(self._make_folders))  # or a stop would overtake it
         self.proxy_url = self.spec.proxy_url or ""
         self._state = "started"
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import SandboxError
 from nemo_polar.sandboxes.base import ExecResult
 
@@ -34,24 +35,6 @@ async def readable(fd: int) -> None:
         await future
     finally:
         loop.remove_reader(fd)
-
-
-async def through_cancellation(work: Awaitable[_T]) -> _T:
-    """Await ``work`` to its end even if cancelled meanwhile; the cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-        except BaseException:  # noqa: BLE001  (the task's own failure: result() raises it below)
-            break
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()
-        raise cancelled
-    return task.result()
 
 
 class _Output:
@@ -185,7 +168,7 @@ async def run(
                 await readable(pidfd)
                 timed_out = False
     finally:
-        await through_cancellation(finish())
+        await uninterrupted(finish())
     code = process.returncode
     return ExecResult(
         exit_code=code if code >= 0 else 128 - code,

@@ -216,6 +216,22 @@ async def test_sessions_have_a_bound(tmp_path):
             await rig.session("b")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_while_drawing_is_a_500_and_an_infra_failure_and_leaves_nobody_waiting(tmp_path, monkeypatch, stream):
+    async with running(tmp_path) as rig:
+        client = await rig.session()
+
+        def parser(*_, **__):
+            raise ZeroDivisionError("a bug")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(rig.codec), "parser", parser)
+            status, _, answer = await asyncio.wait_for(client.post({**GOOD, "stream": stream}), 5)
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        await client.ask([{"role": "user", "content": "again"}])
+        assert "a bug" in ((await rig.proxy.close_session(client.session_id)).infra_error or "")
+
+
 async def test_lone_surrogates_cannot_break_anything(tmp_path):
     async with running(tmp_path) as rig:
         client = await rig.session()

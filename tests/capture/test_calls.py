@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nemo_polar.engines.scripted import Fault, ScriptedReply
-from nemo_polar.types import FinishReason, ForkReason
+from nemo_polar.types import FinishReason, ForkReason, Message, ModelCall, Role, Text
 from tests.support.proxy import joined, running
 
 USER = {"role": "user", "content": "go"}
@@ -216,6 +216,21 @@ async def test_an_answer_that_breaks_rule_1_fails_loudly_and_is_an_infra_failure
         assert (await client.message([{"role": "user", "content": "again"}]))["content"] == "fine"
         record = await rig.proxy.close_session(client.session_id)
         assert record.infra_error is not None
+
+
+async def test_a_sample_cancelled_before_its_first_step_ends_and_frees_its_place(tmp_path):
+    async with running(tmp_path) as rig:
+        client = await rig.session()
+        calls, session = rig.proxy._calls, rig.proxy.sessions.get(client.session_id)
+        call = ModelCall(messages=(Message(Role.USER, (Text("go"),)),))
+        live = await calls._accept(session, call, 0, retry=False)
+        live.abort()
+        await asyncio.wait_for(live.ended(), 2)
+        live.detach()
+        session.forget_if_over(live)
+        assert (calls.in_flight, session.live) == (0, [])
+        assert live.error is not None
+        await client.ask([USER])
 
 
 async def test_stop_strings_cut_the_reply_and_the_sampled_ids_stay(tmp_path):

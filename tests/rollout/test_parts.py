@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import ConfigError, JournalError
-from nemo_polar.rollout.cancellation import uninterrupted
 from nemo_polar.rollout.deadline import Deadline
 from nemo_polar.rollout.folder import create_run_folder, write_json
 from nemo_polar.rollout.pipeline import Progress

@@ -5,18 +5,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 _T = TypeVar("_T")
 
 
-async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
+async def uninterrupted(work: Awaitable[_T]) -> _T:
     """Finish ``work`` however often this task is cancelled meanwhile; the cancellation goes on after it.
 
     An error of the work itself goes before the cancellation: that something could not be cleaned up or recorded must be known.
     """
-    task = asyncio.create_task(work)
+    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
