@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 from aiohttp import web
 
+from nemo_polar.cancellation import uninterrupted
 from nemo_polar.capture.draw import Drawer, Ticket, effective_sampling, make_reply
 from nemo_polar.capture.journal import Journal
 from nemo_polar.capture.live import LiveReply
@@ -177,7 +178,7 @@ class Calls:
         session.check_budget()
         if not self.journal.healthy:
             raise JournalError(self.journal.last_error or "the journal is not running")
-        if self.in_flight >= self.settings.max_calls or len(session.live) >= self.settings.max_calls_per_session:
+        if self.in_flight >= self.settings.max_calls or session.drawing >= self.settings.max_calls_per_session:
             raise Overloaded("Too many calls are in flight; try again shortly.", retry_after=1.0)
         live = LiveReply(secrets.token_hex(12), int(self.clock()), prints.request, grace=self.settings.grace_seconds)
         live.attach()
@@ -198,9 +199,6 @@ class Calls:
         """Settle what a sample held. Called by its task, so also when that was cancelled before it ran."""
         self.in_flight -= 1
         live.fail(Unavailable("The reply was given up before it was begun."))  # unless it has ended by itself
-        if live.reply is not None:
-            session.counters["replies"] += 1
-            session.failures.pop(live.request, None)
         session.forget_if_over(live)
 
     def _joined(self, session: Session, prints: Fingerprints, *, retry: bool) -> LiveReply | None:
@@ -309,7 +307,7 @@ class Calls:
         response = web.Response(body=dialect.reply(call, live.reply), content_type="application/json")
         await response.prepare(request)
         await response.write_eof()
-        await self._delivered(session, live)
+        await uninterrupted(self._delivered(session, live))  # the client may hang up at once, and has it all the same
         return response
 
     async def _stream(
@@ -329,7 +327,7 @@ class Calls:
             return response
         response = await _send(request, response, encoder, encoder.finish(live.reply))
         await response.write_eof()
-        await self._delivered(session, live)
+        await uninterrupted(self._delivered(session, live))  # the client may hang up at once, and has it all the same
         return response
 
     async def _delivered(self, session: Session, live: LiveReply) -> None:

@@ -164,6 +164,8 @@ class Drawer:
         try:
             async with asyncio.timeout(self._deadline):
                 reply = await _Run(self, session, ticket, live).go()
+            session.counters["replies"] += 1
+            session.failures.pop(live.request, None)
             live.finish(reply)
         except TimeoutError:
             await self._failed(

@@ -69,7 +69,7 @@ class Session:
     metadata: dict[str, Any]
     tree: ConversationTree = field(default_factory=ConversationTree)
     live: list[LiveReply] = field(default_factory=list)
-    """Replies being drawn."""
+    """Replies being drawn, or drawn and still being read."""
     counters: Counter[str] = field(default_factory=Counter)
     failures: dict[bytes, str] = field(default_factory=dict)
     """Engine and journal failures by request, dropped again when a retry of the request succeeds."""
@@ -92,6 +92,11 @@ class Session:
         """The dates a harness of this session may have written."""
         return (today(self.created_at), today(now))
 
+    @property
+    def drawing(self) -> int:
+        """Replies being drawn. One that its client has, and that is only being noted as delivered, is not among them."""
+        return sum(not live.done for live in self.live)
+
     def forget_if_over(self, live: LiveReply) -> None:
         """Drop a reply that has ended and that nobody reads any more."""
         if live.done and not live.readers and live in self.live:
@@ -103,8 +108,7 @@ class Session:
         Raises:
             Overloaded: they are; the code is ``budget_exhausted``.
         """
-        drawn = self.counters["replies"]
-        if self.max_turns is not None and drawn + len(self.live) >= self.max_turns:
+        if self.max_turns is not None and self.counters["replies"] + self.drawing >= self.max_turns:
             self.budget_exhausted = "turns"
         elif self.max_tokens is not None and self.sampled_tokens >= self.max_tokens:
             self.budget_exhausted = "tokens"

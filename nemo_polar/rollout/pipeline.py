@@ -115,9 +115,9 @@ class Pipeline:
         finally:
             self.cancel()
             await uninterrupted(_all_ended(self._workers))
-        for worker in self._workers:
-            if not worker.cancelled() and (error := worker.exception()) is not None:
-                raise error
+        errors = [error for worker in self._workers if not worker.cancelled() and (error := worker.exception()) is not None]
+        if errors:
+            raise errors[0]
         return self.trajectories
 
     async def _work(self, queue: Iterator[tuple[LoadedTask, Identity]]) -> None:
