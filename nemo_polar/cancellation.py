@@ -17,13 +17,23 @@ async def uninterrupted(work: Awaitable[_T]) -> _T:
     An error of the work itself goes before the cancellation: that something could not be cleaned up or recorded must be known.
     """
     task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as exc:
-            cancelled = exc
+    cancelled = await outlasted(task)
     result = task.result()
     if cancelled is not None:
         raise cancelled
     return result
+
+
+async def outlasted(future: asyncio.Future[_T]) -> asyncio.CancelledError | None:
+    """Return once ``future`` is done, however often this task is cancelled meanwhile.
+
+    Returns:
+        The cancellation that came meanwhile, for the caller to raise when what depends on the outcome is done.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    return cancelled

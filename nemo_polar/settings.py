@@ -7,9 +7,9 @@ Unknown keys are errors. Nothing here reads the environment or the disk.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_polar.types import Kind
 
@@ -78,6 +78,10 @@ class CaptureSettings(Settings):
     render_threads: int = Field(default=2, gt=0)
     thread_bytes: int = Field(default=32_768, ge=0)
     """Requests with more new text than this are rendered off the event loop."""
+    reuse_bytes: int = Field(default=256 * 1024 * 1024, ge=0)
+    """Request text of all sessions kept in memory, so that what a harness sends again need not be read again."""
+    root_cache_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
+    """First prompts kept as ids: the rollouts of a group send the same one."""
     sampling: SamplingPolicy = SamplingPolicy()
     max_context: int | None = Field(default=None, gt=0)
     """Tokens; None: what the engine reports."""
@@ -143,11 +147,22 @@ class EngineSettings(PluginSettings):
     """The inference engine. Its options go to the engine's class as they are."""
 
     url: str | None = None
+    urls: tuple[str, ...] = ()
+    """Several replicas of one engine, in place of ``url``; the options go to each."""
     launch: Literal["none", "local_vllm"] = "none"
     """``local_vllm``: start the embedded CPU engine for this run, and stop it after."""
     launch_options: dict[str, Any] = {}
     relay: bool = False
-    """Put the recording relay in front of the engine, so that audit has a log that is not ours (``engine.jsonl``)."""
+    """Put the recording relay in front of the engine, so that audit has a log that is not ours (``engine.jsonl``; with
+    replicas a relay and a log for each, ``engine-<n>.jsonl``)."""
+
+    @model_validator(mode="after")
+    def _one_way_to_reach_it(self) -> Self:
+        if self.urls and (self.url is not None or self.launch != "none"):
+            raise ValueError("urls: not together with url or launch")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("urls: the same replica is named twice")
+        return self
 
 
 class PolicySettings(Settings):
@@ -189,6 +204,22 @@ class StageSettings(Settings):
         return self.prepare + self.run + self.verify + self.build
 
 
+class EvalSettings(Settings):
+    """How `polar eval` reads a run. None of it changes what is run."""
+
+    k: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """The k of pass@k; empty: 1 and the group size."""
+    threshold: float = Field(default=1.0, allow_inf_nan=False)
+    """A rollout passes with at least this reward."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    resamples: int = Field(default=10_000, gt=0)
+    """Of the paired test, where there are too many tasks to look at every assignment of signs."""
+    seed: int = 0
+    """Of that test."""
+    like: str | None = None
+    """The run whose harness, sandbox, sampling and rendering this one was told to take."""
+
+
 class ProxySettings(Settings):
     """A capture proxy by itself, for harnesses that somebody else runs."""
 
@@ -218,3 +249,4 @@ class RunSettings(Settings):
     capture: CaptureSettings = CaptureSettings()
     traces: TracePolicy = TracePolicy()
     stages: StageSettings = StageSettings()
+    evaluation: EvalSettings = EvalSettings()

@@ -69,8 +69,8 @@ def record_without_looking(monkeypatch) -> None:
 def bridge_that_renders_again(monkeypatch) -> None:
     record_without_looking(monkeypatch)
 
-    async def prompt(self, session, call, placement):
-        return placement, self.codec.render(call.messages, call.tools)
+    async def prompt(self, session, call, prints, placement):
+        return placement, self.codec.render(call.messages, call.tools), 0
 
     monkeypatch.setattr(Calls, "_prompt", prompt)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from typing import TypeVar
 import numpy as np
 from aiohttp import web
 
-from nemo_polar.cancellation import uninterrupted
 from nemo_polar.capture.draw import Drawer, Ticket, effective_sampling, make_reply
 from nemo_polar.capture.journal import Journal
 from nemo_polar.capture.live import LiveReply
+from nemo_polar.capture.roots import RootCache, cacheable
+from nemo_polar.capture.seen import SeenRequests
 from nemo_polar.capture.sessions import Session, SessionStore
 from nemo_polar.engines.base import EngineInfo
 from nemo_polar.errors import (
@@ -38,7 +38,7 @@ from nemo_polar.errors import (
 )
 from nemo_polar.settings import CaptureSettings
 from nemo_polar.tokens.base import Codec
-from nemo_polar.tokens.canonical import Fingerprints, fingerprints
+from nemo_polar.tokens.canonical import Fingerprints, Printed, fingerprints
 from nemo_polar.tokens.tree import Placement
 from nemo_polar.types import (
     Delta,
@@ -58,7 +58,9 @@ from nemo_polar.types import (
     Turn,
 )
 from nemo_polar.wire.base import Dialect, Route, StreamEncoder
+from nemo_polar.wire.history import Parsed, Read
 from nemo_polar.wire.recognise import match
+from nemo_polar.unique import unique_id
 
 log = logging.getLogger("nemo_polar.capture")
 _T = TypeVar("_T")
@@ -77,6 +79,8 @@ class Calls:
     info: EngineInfo
     journal: Journal
     drawer: Drawer
+    seen: SeenRequests
+    roots: RootCache
     threads: Executor
     clock: Callable[[], float]
     started_at: int
@@ -97,11 +101,14 @@ class Calls:
             session = self.sessions.authenticate(dialect.secret(request.headers, request.query))
             if route.kind in ("models", "model"):
                 return self._models(dialect, route)
-            call, rewrites = self._rewritten(session, await self._parsed(request, dialect, route))
+            body = await self._body(request)
+            parsed = await self._parsed(session, body, dialect, route)
+            call, rewrites = self._rewritten(session, parsed.call)
             self._check_model(call)
             if route.kind == "count_tokens":
                 raise NotFound("Counting tokens is not served for this API.")
-            live = await self._accept(session, call, rewrites, retry=dialect.is_retry(request.headers))
+            prints = self._fingerprinted(session, parsed.read, call, len(body))
+            live = await self._accept(session, call, prints, rewrites, retry=dialect.is_retry(request.headers))
             try:
                 if call.stream:
                     return await self._stream(request, dialect, session, call, live)
@@ -125,11 +132,19 @@ class Calls:
             error = CallError("The proxy failed on this request; its log says why.")
             return _answer(dialect, error)
 
-    async def _parsed(self, request: web.Request, dialect: Dialect, route: Route) -> ModelCall:
-        body = await self._body(request)
+    async def _parsed(self, session: Session, body: bytes, dialect: Dialect, route: Route) -> Parsed:
+        history = self.seen.reads(session.id)
         if len(body) <= _BIG_BODY_BYTES:
-            return dialect.parse(body, route)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, dialect.parse, body, route)
+            return dialect.parse(body, route, history)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, dialect.parse, body, route, history)
+
+    def _fingerprinted(self, session: Session, read: Read | None, call: ModelCall, size: int) -> Fingerprints:
+        """Fingerprints of the call, reusing those of the request it goes on; ``size`` is that of its body, in bytes."""
+        if read is None:
+            return fingerprints(call, self.codec.fingerprint)
+        prints = fingerprints(call, self.codec.fingerprint, self.seen.nearest(session.id, read))
+        self.seen.keep(session.id, read, Printed(call, prints), size)
+        return prints
 
     async def _body(self, request: web.Request) -> bytes:
         """The request's body, bounded in bytes and in time."""
@@ -139,6 +154,8 @@ class Calls:
             raise error
         body = bytearray()
         try:
+            if request.content.is_eof():  # it came with its header, as small ones do
+                return await request.content.read()
             async with asyncio.timeout(self.settings.read_seconds):
                 async for piece in request.content.iter_any():
                     body += piece
@@ -167,9 +184,10 @@ class Calls:
 
     # --- from a request to a reply under way --------------------------------------------------------------------------
 
-    async def _accept(self, session: Session, call: ModelCall, rewrites: int, *, retry: bool) -> LiveReply:
+    async def _accept(
+        self, session: Session, call: ModelCall, prints: Fingerprints, rewrites: int, *, retry: bool
+    ) -> LiveReply:
         """A reply to follow: one under way, a recorded one, or a new sample. Already attached."""
-        prints = fingerprints(call, self.codec.fingerprint)
         live = self._joined(session, prints, retry=retry) or self._replayed(session, call, prints, retry=retry)
         if live is not None:
             session.counters["joined"] += 1
@@ -180,7 +198,7 @@ class Calls:
             raise JournalError(self.journal.last_error or "the journal is not running")
         if self.in_flight >= self.settings.max_calls or session.drawing >= self.settings.max_calls_per_session:
             raise Overloaded("Too many calls are in flight; try again shortly.", retry_after=1.0)
-        live = LiveReply(secrets.token_hex(12), int(self.clock()), prints.request, grace=self.settings.grace_seconds)
+        live = LiveReply(unique_id(), int(self.clock()), prints.request, grace=self.settings.grace_seconds)
         live.attach()
         session.live.append(live)
         self.in_flight += 1
@@ -242,10 +260,10 @@ class Calls:
         placement = tree.place(call, prints)
         partial = self._partial(session, prints)
         if partial is not None:
-            prompt_ids = tree.ids_through(partial)
+            prompt_ids, line = tree.ids_through(partial), 0
             continued = sum(len(t.sample) for t in tree.reply_turns(partial))
         else:
-            placement, prompt_ids = await self._prompt(session, call, placement)
+            placement, prompt_ids, line = await self._prompt(session, call, prints, placement)
             continued = 0
         session.counters["ambiguous"] += placement.ambiguous
         sampling = effective_sampling(
@@ -262,28 +280,35 @@ class Calls:
             prints=prints,
             placement=placement,
             prompt_ids=prompt_ids,
+            line=line,
             sampling=replace(sampling, max_tokens=max_new),
             max_new=max_new,
             continues=partial,
             rewrites=rewrites,
         )
 
-    async def _prompt(self, session: Session, call: ModelCall, placement: Placement) -> tuple[Placement, TokenIds]:
-        """The prompt as ids: a recorded line extended, or the whole conversation rendered as a root."""
+    async def _prompt(
+        self, session: Session, call: ModelCall, prints: Fingerprints, placement: Placement
+    ) -> tuple[Placement, TokenIds, int]:
+        """The prompt as ids: a recorded line extended, or the whole conversation rendered as a root; and the line's length."""
         parent = placement.parent
         if parent is not None:
             line = session.tree.ids_through(parent)
             if not self.info.takes_ids:
-                return placement, line
+                return placement, line, len(line)
             prompt, sampled = line[: parent.prompt_len], line[parent.prompt_len :]
             delta = await self._maybe_threaded(
                 placement.new, lambda: self.codec.bridge(prompt, sampled, placement.new, call.tools)
             )
             if delta is not None and len(delta):
-                return placement, np.concatenate([line, delta])
+                return placement, np.concatenate([line, delta]), len(line)
             placement = placement.as_root(self._why_not(placement), call)
-        rendered = await self._maybe_threaded(call.messages, lambda: self.codec.render(call.messages, call.tools))
-        return placement, rendered
+
+        async def render() -> TokenIds:
+            return await self._maybe_threaded(call.messages, lambda: self.codec.render(call.messages, call.tools))
+
+        rendered = await (self.roots.get(prints.prefix[-1], render) if cacheable(call) else render())
+        return placement, rendered, 0
 
     def _why_not(self, placement: Placement) -> ForkReason:
         if any(m.role is Role.ASSISTANT for m in placement.new):
@@ -307,7 +332,7 @@ class Calls:
         response = web.Response(body=dialect.reply(call, live.reply), content_type="application/json")
         await response.prepare(request)
         await response.write_eof()
-        await uninterrupted(self._delivered(session, live))  # the client may hang up at once, and has it all the same
+        self._delivered(session, live)
         return response
 
     async def _stream(
@@ -327,21 +352,15 @@ class Calls:
             return response
         response = await _send(request, response, encoder, encoder.finish(live.reply))
         await response.write_eof()
-        await uninterrupted(self._delivered(session, live))  # the client may hang up at once, and has it all the same
+        self._delivered(session, live)
         return response
 
-    async def _delivered(self, session: Session, live: LiveReply) -> None:
-        """Note that the client has the whole reply."""
-        fresh = [t for t in live.turns if not t.delivered]
-        for turn in fresh:
-            turn.delivered = True
-        for turn in fresh:
-            try:
-                await self.journal.mark_delivered(session.id, turn.id)
-            except JournalError as exc:
-                log.warning(
-                    "session %s: turn %d was delivered, but the journal could not note it: %s", session.id, turn.id, exc
-                )
+    def _delivered(self, session: Session, live: LiveReply) -> None:
+        """Note that the client has the whole reply. Nobody waits for the disk here: the client may have hung up."""
+        for turn in live.turns:
+            if not turn.delivered:
+                turn.delivered = True
+                self.journal.mark_delivered(session.id, turn.id).add_done_callback(_warn_if_unnoted)
 
     def _models(self, dialect: Dialect, route: Route) -> web.Response:
         name = self.settings.model
@@ -352,6 +371,11 @@ class Calls:
         else:
             body = dialect.models([name], self.started_at, self.info.max_context)
         return web.Response(body=body, content_type="application/json")
+
+
+def _warn_if_unnoted(noted: asyncio.Future[None]) -> None:
+    if not noted.cancelled() and (exc := noted.exception()) is not None:
+        log.warning("a reply was delivered, but the journal could not note it: %s", exc)
 
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

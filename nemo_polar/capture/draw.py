@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from nemo_polar.cancellation import uninterrupted
+from nemo_polar.cancellation import outlasted, uninterrupted
 from nemo_polar.capture.journal import CallRow, Journal
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.sessions import Session
@@ -57,6 +56,7 @@ from nemo_polar.types import (
     Usage,
     as_ids,
 )
+from nemo_polar.unique import unique_id
 
 log = logging.getLogger("nemo_polar.capture")
 _EMPTY_IDS: TokenIds = np.empty(0, np.int32)
@@ -123,6 +123,8 @@ class Ticket:
     placement: Placement
     prompt_ids: TokenIds
     """int32[P]: what the engine is to be given (for a chat-only engine: the recorded prefix)."""
+    line: int
+    """How many of ``prompt_ids``, from the first on, are the recorded ids of the placement's parent; 0 for a root."""
     sampling: SamplingParams
     max_new: int
     continues: Turn | None = None
@@ -350,7 +352,9 @@ class _Run:
 
     async def _record(self, segment: _Segment, finish: FinishReason) -> Turn:
         """Put one engine call into the journal, then into the tree. Once begun it is carried through, whoever is cancelled."""
-        return await uninterrupted(self._record_now(segment, finish))
+        if self.session.recording.locked():
+            return await uninterrupted(self._record_now(segment, finish))
+        return await self._record_now(segment, finish)  # which then waits for nothing but the journal
 
     async def _record_now(self, segment: _Segment, finish: FinishReason) -> Turn:
         ids, logprobs = segment.packed()
@@ -386,12 +390,16 @@ class _Run:
                 tools_key=ticket.prints.tools,
                 system_key=ticket.prints.system,
             )
-            await self.d._journal.add_turn(turn)
+            written = self.d._journal.add_turn(turn)
+            cancelled = await outlasted(written)
+            written.result()
             ticket.open_request = False
             session.tree.add(turn, ticket.call, ticket.prints)
         session.counters["sampled_tokens"] += len(ids)
         self.live.turns.append(turn)
         self.parent, self.continues = turn, finish is FinishReason.ABORT
+        if cancelled is not None:
+            raise cancelled
         return turn
 
     def _where(self, segment: _Segment) -> tuple[Turn | None, TokenIds, Placement]:
@@ -401,6 +409,8 @@ class _Run:
             return None, segment.prompt_ids, placement
         if self.continues:
             return self.parent, _EMPTY_IDS, placement
+        if segment.prompt_ids is self.ticket.prompt_ids and self.ticket.line:  # put together from the parent's own ids
+            return self.parent, segment.prompt_ids[self.ticket.line :].copy(), placement
         prefix = self.session.tree.ids_through(self.parent)
         if len(segment.prompt_ids) > len(prefix) and np.array_equal(segment.prompt_ids[: len(prefix)], prefix):
             return self.parent, segment.prompt_ids[len(prefix) :].copy(), placement
@@ -427,7 +437,7 @@ class _Segment:
     """What one engine call has drawn so far."""
 
     def __init__(self, started_at: float, weights_version: int) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = unique_id(8)
         self.request_id = ""
         self.prompt_ids: TokenIds = _EMPTY_IDS
         self.started_at = started_at

@@ -72,7 +72,7 @@ class _Write:
 class Journal:
     """The one writer of a journal file. Its methods are called from event loops; all of them raise ``JournalError``.
 
-    Each coroutine returns once its row is committed. Cancelling one does not undo the write.
+    Each coroutine returns, and each future is done, once its row is committed. Cancelling one does not undo the write.
     """
 
     def __init__(self, path: Path, *, durability: Literal["process", "power"] = "process") -> None:
@@ -146,8 +146,8 @@ class Journal:
         params = (at, status, None if error is None else _printable(error), call_id)
         await self._submit(_Statement(sql, params, f"no open call {call_id}"))
 
-    async def add_turn(self, turn: Turn) -> None:
-        """Record a turn, and with it the end of its engine request. Raises ``JournalError`` when its id is taken.
+    def add_turn(self, turn: Turn) -> asyncio.Future[None]:
+        """Record a turn, and with it the end of its engine request. ``JournalError`` when its id is taken.
 
         A turn that completes its call also ends the requests of that call which drew nothing.
         """
@@ -159,12 +159,14 @@ class Journal:
         if turn.sample.finish_reason is not FinishReason.ABORT:
             rest = "UPDATE calls SET ended_at = ?, status = ? WHERE call_id = ? AND ended_at IS NULL"
             statements.append(_Statement(rest, (turn.sample.ended_at, RETRIED_STATUS, turn.call_id)))
-        await self._submit(*statements)
+        return self._submit(*statements)
 
-    async def mark_delivered(self, session_id: str, turn_id: int) -> None:
-        """Record that the harness got the reply."""
+    def mark_delivered(self, session_id: str, turn_id: int) -> asyncio.Future[None]:
+        """Record that the harness got the reply. The future need not be awaited."""
         sql = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND id = ?"
-        await self._submit(_Statement(sql, (session_id, turn_id), f"no turn {turn_id} in session {session_id}"))
+        future = self._submit(_Statement(sql, (session_id, turn_id), f"no turn {turn_id} in session {session_id}"))
+        future.add_done_callback(_retrieve)
+        return future
 
     async def set_kind(self, session_id: str, turn_id: int, kind: Kind) -> None:
         """Record what a turn was for, once that is known."""

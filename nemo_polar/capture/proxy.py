@@ -26,6 +26,8 @@ from nemo_polar.capture.calls import Calls
 from nemo_polar.capture.control import control_app
 from nemo_polar.capture.draw import Drawer, Gate
 from nemo_polar.capture.journal import Journal, SessionRow
+from nemo_polar.capture.roots import RootCache
+from nemo_polar.capture.seen import SeenRequests
 from nemo_polar.capture.sessions import SessionHandle, SessionRecord, SessionStore
 from nemo_polar.engines.base import Engine, EngineInfo
 from nemo_polar.errors import ConfigError, EngineError, JournalError
@@ -63,6 +65,7 @@ class CaptureProxy:
         self._clock = clock
         self._threads = ThreadPoolExecutor(settings.render_threads, "polar-render")
         self._runners: list[web.AppRunner] = []
+        self._seen = SeenRequests(settings.reuse_bytes)
         self._calls: Calls
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -98,6 +101,8 @@ class CaptureProxy:
             info=self.info,
             journal=self.journal,
             drawer=drawer,
+            seen=self._seen,
+            roots=RootCache(self.settings.root_cache_bytes),
             threads=self._threads,
             clock=self._clock,
             started_at=int(self._clock()),
@@ -231,6 +236,7 @@ class CaptureProxy:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         self.sessions.remove(session_id)
+        self._seen.forget(session_id)
         try:
             await self.journal.close_session(session_id, self._clock(), "closed")
         except JournalError as exc:

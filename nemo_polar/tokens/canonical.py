@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -22,15 +23,13 @@ import orjson
 from nemo_polar.types import Image, Message, ModelCall, Reasoning, Role, Text, ToolCall, ToolResult, ToolSpec
 
 _SIZE = 16
+_SYSTEM_ROLES = (Role.SYSTEM, Role.DEVELOPER)
 
 
 def digest(*pieces: bytes) -> bytes:
     """16 bytes over ``pieces``, each length-prefixed, so that no two different splits collide."""
-    h = blake2b(digest_size=_SIZE)
-    for piece in pieces:
-        h.update(len(piece).to_bytes(8, "little"))
-        h.update(piece)
-    return h.digest()
+    framed = b"".join([part for piece in pieces for part in (len(piece).to_bytes(8, "little"), piece)])
+    return blake2b(framed, digest_size=_SIZE).digest()
 
 
 def _utf8(text: str) -> bytes:
@@ -55,10 +54,25 @@ def _refuse_constant(name: str) -> Any:
 def canonical_arguments(arguments: str) -> bytes:
     """Tool arguments: as parsed JSON, keys sorted; as they stand when they are not JSON."""
     try:
-        value = _plain(json.loads(arguments, parse_constant=_refuse_constant))
-        return b"j" + _utf8(json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")))
+        value = _plain(_parsed(arguments))
+        return b"j" + _sorted_json(value)
     except (ValueError, OverflowError, RecursionError):
         return b"t" + _utf8(arguments)
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:  # which refuses half surrogate pairs and numbers past a double; harnesses do not
+        return json.loads(arguments, parse_constant=_refuse_constant)
+
+
+def _sorted_json(value: Any) -> bytes:
+    """One spelling for equal values: which writer is taken depends on the value alone."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except (orjson.JSONEncodeError, RecursionError):
+        return _utf8(json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")))
 
 
 def _canonical_assistant(message: Message) -> Iterator[bytes]:
@@ -137,28 +151,72 @@ class Fingerprints:
     """Over the whole request, sampling included: two requests with the same one ask for the same thing."""
 
 
-def fingerprints(call: ModelCall, template: bytes) -> Fingerprints:
-    """One pass over a request. ``template`` is the codec's fingerprint."""
-    tools = tools_digest(call.tools)
-    prefix = [digest(b"root", template, tools)]
-    reasoning: list[bytes | None] = []
-    numbers: dict[str, int] = {}
-    system: list[bytes] = []
-    leading = True
-    for message in call.messages:
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A request and its fingerprints, for the next request of its session, which repeats most of it."""
+
+    call: ModelCall
+    prints: Fingerprints
+
+
+def fingerprints(call: ModelCall, template: bytes, before: Printed | None = None) -> Fingerprints:
+    """One pass over a request. ``template`` is the codec's fingerprint.
+
+    Of ``before``, what is over the *same objects* is taken over: whoever read ``call`` knew these messages and tools to be
+    equal. The result is the same with and without it.
+    """
+    shared, tools = 0, None
+    if before is not None and before.call.tools is call.tools:
+        tools = before.prints.tools
+    if tools is None:
+        tools = tools_digest(call.tools)
+    root = digest(b"root", template, tools)
+    if before is not None and before.prints.prefix[0] == root:
+        shared = shared_messages(before.call.messages, call.messages)
+    prefix, reasoning, numbers = [root], [], {}
+    if before is not None and shared:
+        prefix = list(before.prints.prefix[: shared + 1])
+        reasoning = list(before.prints.reasoning[:shared])
+        numbers = _numbers(before, shared)
+    for message in call.messages[shared:]:
         for made in message.tool_calls:
             numbers[made.id] = len(numbers)
         prefix.append(message_digest(prefix[-1], message, numbers))
         reasoning.append(reasoning_digest(message) if message.role is Role.ASSISTANT else None)
-        leading = leading and message.role in (Role.SYSTEM, Role.DEVELOPER)
-        if leading:
-            system.append(_utf8(message.text))
+    same_system = before is not None and any(m.role not in _SYSTEM_ROLES for m in call.messages[:shared])
     asked = repr((call.sampling, call.tool_choice, call.n)).encode("utf-8", "surrogatepass")
     return Fingerprints(
         prefix=tuple(prefix),
         reasoning=tuple(reasoning),
         tools=tools,
-        system=digest(*system) if system else b"",
+        system=before.prints.system if before is not None and same_system else system_digest(call.messages),
         call_numbers=numbers,
         request=digest(prefix[-1], asked, *(r or b"" for r in reasoning)),
     )
+
+
+def system_digest(messages: Sequence[Message]) -> bytes:
+    """Fingerprint of the system and developer messages that open a conversation; empty for none."""
+    leading = [_utf8(m.text) for m in takewhile(lambda m: m.role in _SYSTEM_ROLES, messages)]
+    return digest(*leading) if leading else b""
+
+
+def shared_messages(before: Sequence[Message], now: Sequence[Message]) -> int:
+    """How many messages at the start are the very same objects."""
+    count = 0
+    for old, new in zip(before, now, strict=False):
+        if old is not new:
+            break
+        count += 1
+    return count
+
+
+def _numbers(before: Printed, shared: int) -> dict[str, int]:
+    """The calls among the first ``shared`` messages."""
+    if shared == len(before.call.messages):
+        return dict(before.prints.call_numbers)
+    numbers: dict[str, int] = {}
+    for message in before.call.messages[:shared]:
+        for made in message.tool_calls:
+            numbers[made.id] = len(numbers)
+    return numbers

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Literal
 
-import numpy as np
 from renderers import create_renderer
 from renderers.base import Renderer
 from renderers.configs import config_from_name
 
 from nemo_polar.errors import ConfigError
 from nemo_polar.tokens.codec import BaseCodec, Dicts, SpecialPolicy
+from nemo_polar.tokens.deferred import DeferredTokenizer
 from nemo_polar.tokens.reply_format import Marker, ReplyFormat
 from nemo_polar.tokens.roles import FAMILIES, RoleMap
 from nemo_polar.tokens.tokenizer import Tokenizer
@@ -40,30 +40,36 @@ CALL_BODIES: dict[str, Literal["hermes", "qwen_xml"]] = {
 class RendererCodec(BaseCodec):
     """A ``Codec`` for one family. Build it with ``make_renderer_codec``."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, renderer: Renderer, format: ReplyFormat, roles: RoleMap, **rest: Any):
-        super().__init__(name, tokenizer, format, roles, **rest)
-        self._renderer = renderer
+    def __init__(
+        self, name: str, deferred: DeferredTokenizer, renderer: Renderer, format: ReplyFormat, roles: RoleMap, **rest: Any
+    ):
+        """``renderer`` was made with ``deferred``."""
+        super().__init__(name, deferred.tokenizer, format, roles, **rest)
+        self._renderer, self._deferred = renderer, deferred
 
     def _render(self, messages: Dicts, tools: Dicts) -> list[int]:
-        return self._renderer.render_ids(messages, tools=tools or None, add_generation_prompt=True)  # type: ignore[arg-type]
+        with self._deferred.recording() as texts:
+            ids = self._renderer.render_ids(messages, tools=tools or None, add_generation_prompt=True)  # type: ignore[arg-type]
+        return self._deferred.expand(ids, texts)
 
     def _bridge(self, prompt_ids: TokenIds, sampled_ids: TokenIds, new: Dicts, tools: Sequence[ToolSpec]) -> TokenIds | None:
         # Renderers read the prompt only back to its last end of turn, so the rest of the history need not be copied for them.
         tail = self._last_turn(prompt_ids)
-        given = np.concatenate((tail if len(tail) else prompt_ids[-1:], sampled_ids))
-        split = len(given) - len(sampled_ids)
+        before, sampled = (tail if len(tail) else prompt_ids[-1:]).tolist(), sampled_ids.tolist()
         try:
-            bridged = self._renderer.bridge_to_next_turn(given[:split].tolist(), sampled_ids.tolist(), new)  # type: ignore[arg-type]
+            with self._deferred.recording() as texts:
+                bridged = self._renderer.bridge_to_next_turn(before, sampled, new)  # type: ignore[arg-type]
         except Exception:  # noqa: BLE001 - what it cannot append, it cannot; the tree forks, and rendering says why
             return None
-        if bridged is None or not extends(ids := as_ids(bridged.token_ids), given):
+        given = before + sampled
+        if bridged is None or not extends(bridged.token_ids, given):
             return None
-        return ids[len(given) :]
+        return as_ids(self._deferred.expand(bridged.token_ids[len(given) :], texts))
 
 
-def extends(ids: TokenIds, given: TokenIds) -> bool:
+def extends(ids: Sequence[int], given: Sequence[int]) -> bool:
     """True when ``ids`` begin with ``given`` and go on after it."""
-    return len(ids) > len(given) and np.array_equal(ids[: len(given)], given)
+    return len(ids) > len(given) and ids[: len(given)] == given
 
 
 def make_renderer_codec(
@@ -95,7 +101,8 @@ def make_renderer_codec(
         # Without a retention of its own, a renderer keeps what the template keeps.
         retention = {"thinking_retention": "all"} if thinking_retention == "all" else {}
         config = type(config).model_validate({**config.model_dump(exclude_unset=True), "name": name, **retention, **options})
-        renderer = create_renderer(tokenizer, config)  # type: ignore[arg-type]
+        deferred = DeferredTokenizer(tokenizer)
+        renderer = create_renderer(deferred, config)  # type: ignore[arg-type]
         stop_ids = renderer.get_stop_token_ids()
     except Exception as exc:  # the package raises what it likes: assertions, pydantic's errors, ValueError
         raise ConfigError(f"renderer {name!r} does not fit this tokenizer or these options: {exc}") from exc
@@ -114,7 +121,7 @@ def make_renderer_codec(
     }
     return RendererCodec(
         name,
-        tokenizer,
+        deferred,
         renderer,
         reply,
         FAMILIES[name],

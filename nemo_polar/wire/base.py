@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from nemo_polar.errors import CallError
 from nemo_polar.types import Delta, ModelCall, Reply
+from nemo_polar.wire.history import Parsed, Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,9 @@ class Dialect(Protocol):
         """The session secret, from where the provider's clients put their API key."""
         ...
 
-    def parse(self, body: bytes, route: Route) -> ModelCall:
-        """The call in ``body``.
+    def parse(self, body: bytes, route: Route, history: Sequence[Read] = ()) -> Parsed:
+        """The call in ``body``. What it repeats of an earlier request in ``history`` may be taken over from there, as the same
+        objects; the call is equal with any history and with none.
 
         Raises:
             BadRequest: malformed JSON, a wrong type, an unknown role, a result without its call, an unsupported feature.

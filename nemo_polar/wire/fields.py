@@ -18,7 +18,7 @@ What JSON leaves open is settled here, once:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -31,6 +31,7 @@ MAX_SCHEMA_DEPTH = 64
 _SHOWN_CHARS = 64
 _BACKSLASH = ord("\\")
 _MAX_UNKNOWN = 32
+_UNKNOWN = "unknown:"
 _TYPE_NAMES: Mapping[type, str] = {
     dict: "an object",
     list: "an array",
@@ -75,9 +76,12 @@ class Dropped:
 
     __slots__ = ("_phrases", "_unknown")
 
-    def __init__(self) -> None:
-        self._phrases: dict[str, None] = {}
-        self._unknown = 0
+    def __init__(self, phrases: Iterable[str] = ()) -> None:
+        self._phrases: dict[str, None] = dict.fromkeys(phrases)
+        self._unknown = sum(phrase.startswith(_UNKNOWN) for phrase in self._phrases)
+
+    def __len__(self) -> int:
+        return len(self._phrases)
 
     def add(self, phrase: str) -> None:
         self._phrases[phrase] = None
@@ -87,10 +91,14 @@ class Dropped:
         for name, value in fields.raw.items():
             if name in known or value is None or self._unknown > _MAX_UNKNOWN:
                 continue
-            phrase = f"unknown:{where}{name[:_SHOWN_CHARS]}"
+            phrase = f"{_UNKNOWN}{where}{name[:_SHOWN_CHARS]}"
             if phrase not in self._phrases:
                 self._unknown += 1
-                self.add(phrase if self._unknown <= _MAX_UNKNOWN else "unknown:(and more)")
+                self.add(phrase if self._unknown <= _MAX_UNKNOWN else f"{_UNKNOWN}(and more)")
+
+    def include(self, phrases: Iterable[str]) -> None:
+        """Note what was left out elsewhere in the request."""
+        self._phrases |= dict.fromkeys(phrases)
 
     def phrases(self) -> tuple[str, ...]:
         return tuple(self._phrases)
@@ -181,15 +189,18 @@ class Fields:
             raise _wrong_type(self.at(name), "an object", value)
         return Fields(value, self.at(name))
 
-    def children(self, name: str) -> list[Fields]:
-        """An optional array of objects; not given is empty."""
+    def array(self, name: str) -> list[Any]:
+        """An optional array; not given is empty."""
         value = self.raw.get(name)
         if value is None:
             return []
-        path = self.at(name)
         if type(value) is not list:
-            raise _wrong_type(path, "an array", value)
-        return objects(value, path)
+            raise _wrong_type(self.at(name), "an array", value)
+        return value
+
+    def children(self, name: str) -> list[Fields]:
+        """An optional array of objects; not given is empty."""
+        return objects(self.array(name), self.at(name))
 
     def strings(self, name: str) -> tuple[str, ...]:
         """An optional string or array of strings; not given is empty."""
@@ -230,14 +241,14 @@ class Fields:
         return _missing(self.at(name))
 
 
-def objects(values: list[Any], path: str) -> list[Fields]:
-    """Each entry of the array at ``path``.
+def objects(values: list[Any], path: str, *, start: int = 0) -> list[Fields]:
+    """Each entry of the array at ``path``, from ``start`` on.
 
     Raises:
         BadRequest: an entry is not an object.
     """
     found: list[Fields] = []
-    for i, value in enumerate(values):
+    for i, value in enumerate(values[start:], start):
         if type(value) is not dict:
             raise _wrong_type(f"{path}[{i}]", "an object", value)
         found.append(Fields(value, f"{path}[{i}]"))

@@ -17,6 +17,7 @@ from nemo_polar.errors import CallError
 from nemo_polar.types import ModelCall, Reply
 from nemo_polar.wire import headers as heads
 from nemo_polar.wire.base import Route, StreamEncoder
+from nemo_polar.wire.history import Parsed, Read
 from nemo_polar.wire.openai_chat_reply import ChatStream, completion
 from nemo_polar.wire.openai_chat_request import parse_request
 from nemo_polar.wire.openai_common import error_body, error_headers, model_entry, models_body
@@ -44,13 +45,13 @@ class OpenAIChat:
         """``Authorization: Bearer``, else ``api-key``, else ``x-api-key``."""
         return heads.key(headers, "api-key", "x-api-key")
 
-    def parse(self, body: bytes, route: Route) -> ModelCall:
+    def parse(self, body: bytes, route: Route, history: Sequence[Read] = ()) -> Parsed:
         """The call in ``body``; see ``openai_chat_request`` for what is honoured, dropped and refused.
 
         Raises:
             BadRequest: malformed JSON, a wrong type, an unknown role, a result without its call, an unsupported feature.
         """
-        return parse_request(body, self.name)
+        return parse_request(body, self.name, history)
 
     def reply(self, call: ModelCall, reply: Reply) -> bytes:
         """A ``chat.completion``."""

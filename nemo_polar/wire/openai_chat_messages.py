@@ -16,11 +16,12 @@ Where OpenAI's own behaviour left a choice:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nemo_polar.errors import BadRequest
 from nemo_polar.types import Image, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
-from nemo_polar.wire.fields import Dropped, Fields, invalid, shown, unsupported
+from nemo_polar.wire.fields import Dropped, Fields, invalid, objects, shown, unsupported
+from nemo_polar.wire.history import Read, is_plain, longest
 
 NO_CACHE = "there is no prompt cache to steer"
 
@@ -47,19 +48,31 @@ _CALLED_FIELDS = frozenset({"name", "arguments"})
 _CACHE_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
 
-def read_messages(request: Fields, dropped: Dropped) -> tuple[Message, ...]:
-    """All messages of a request; at least one.
+def read_messages(request: Fields, history: Sequence[Read] = ()) -> Read:
+    """All messages of a request; at least one. Those that begin ``history`` too are taken over from there.
 
     Raises:
         BadRequest: a wrong type or role, a part that the role cannot have, a result whose call was never made.
     """
     if not request.given("messages"):
         raise request.missing("messages")
-    entries = request.children("messages")
-    if not entries:
+    raw = request.array("messages")
+    if not raw:
         raise invalid("messages", "must not be empty")
-    called: dict[str, str] = {}
-    return tuple(_message(entry, called, dropped) for entry in entries)
+    known, shared = longest(history, raw)
+    messages, marks, plain = ([], [], []) if known is None else _beginning(known, shared)
+    dropped = Dropped() if known is None or not marks else Dropped(known.phrases[: marks[-1]])
+    called = {call.id: call.name for message in messages for call in message.tool_calls}
+    for entry in objects(raw, request.at("messages"), start=shared):
+        messages.append(_message(entry, called, dropped))
+        marks.append(len(dropped))
+        plain.append(is_plain(entry.raw))
+    entries = raw if known is None else known.entries[:shared] + raw[shared:]  # one copy of what both hold
+    return Read(entries, tuple(plain), tuple(messages), dropped.phrases(), tuple(marks))
+
+
+def _beginning(known: Read, shared: int) -> tuple[list[Message], list[int], list[bool]]:
+    return list(known.messages[:shared]), list(known.marks[:shared]), list(known.plain[:shared])
 
 
 def _message(entry: Fields, called: dict[str, str], dropped: Dropped) -> Message:

@@ -15,10 +15,14 @@ OpenAI's own behaviour left a choice (for messages see ``openai_chat_messages``)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import orjson
 
 from nemo_polar.types import ModelCall, SamplingParams, ToolChoice, ToolSpec
 from nemo_polar.wire.fields import Dropped, Fields, invalid, load, shown, unsupported
+from nemo_polar.wire.history import Parsed, Read
 from nemo_polar.wire.openai_chat_messages import NO_CACHE, leave_out, read_messages
 
 _NO_STORE = "nothing is stored for the client"
@@ -61,8 +65,8 @@ _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 _MAX_STOPS = 4
 
 
-def parse_request(body: bytes, dialect: str) -> ModelCall:
-    """The call in ``body``.
+def parse_request(body: bytes, dialect: str, history: Sequence[Read] = ()) -> Parsed:
+    """The call in ``body``, read from where it differs from the requests in ``history``.
 
     Raises:
         BadRequest: ``param`` is the dotted path of the offending field.
@@ -71,15 +75,16 @@ def parse_request(body: bytes, dialect: str) -> ModelCall:
     request = load(body, dropped)
     _account(request, dropped)
     model = request.nonempty_string("model")
-    messages = read_messages(request, dropped)
-    tools = _tools(request, dropped)
-    tool_choice = _tool_choice(request, tools, dropped)
+    read = _with_tools(request, read_messages(request, history), history)
+    dropped.include(read.phrases)
+    dropped.include(read.tools_phrases)
+    tool_choice = _tool_choice(request, read.tools, dropped)
     parallel = request.boolean("parallel_tool_calls", default=True)
     if not parallel:
         dropped.add(f"parallel_tool_calls: {_UNCONSTRAINED}")
-    return ModelCall(
-        messages=messages,
-        tools=tools,
+    call = ModelCall(
+        messages=read.messages,
+        tools=read.tools,
         tool_choice=tool_choice,
         parallel_tool_calls=parallel,
         sampling=_sampling(request),
@@ -90,6 +95,7 @@ def parse_request(body: bytes, dialect: str) -> ModelCall:
         options={"include_usage": _include_usage(request, dropped)},
         dropped=dropped.phrases(),
     )
+    return Parsed(call, read)
 
 
 def _account(request: Fields, dropped: Dropped) -> None:
@@ -156,6 +162,20 @@ def _include_usage(request: Fields, dropped: Dropped) -> bool:
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def _with_tools(request: Fields, read: Read, history: Sequence[Read]) -> Read:
+    """``read`` with the request's tools, taken over from ``history`` where they are the same."""
+    raw = request.raw.get("tools")
+    if not raw:
+        request.children("tools")  # whose business it is that "tools": "" is no array
+        return read
+    written = orjson.dumps(raw)
+    for known in history:
+        if known.tools_json == written:
+            return replace(read, tools_json=written, tools=known.tools, tools_phrases=known.tools_phrases)
+    dropped = Dropped()
+    return replace(read, tools=_tools(request, dropped), tools_json=written, tools_phrases=dropped.phrases())
 
 
 def _tools(request: Fields, dropped: Dropped) -> tuple[ToolSpec, ...]:

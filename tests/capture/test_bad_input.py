@@ -217,7 +217,7 @@ async def test_a_reply_that_its_client_has_counts_once_and_holds_no_place(tmp_pa
             await asyncio.sleep(0.2)
             await note(*args)
 
-        monkeypatch.setattr(rig.proxy.journal, "mark_delivered", slowly)
+        monkeypatch.setattr(rig.proxy.journal, "mark_delivered", lambda *args: asyncio.ensure_future(slowly(*args)))
         client = await rig.session(max_turns=3)
         for _ in range(3):  # each on a connection of its own, or the server would wait with it until the last one is settled
             await client.ask([USER], headers={"Connection": "close"})

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nemo_polar.engines.scripted import Fault, ScriptedReply
+from nemo_polar.tokens.canonical import fingerprints
 from nemo_polar.types import FinishReason, ForkReason, Message, ModelCall, Role, Text
 from tests.support.proxy import joined, running
 
@@ -223,7 +224,7 @@ async def test_a_sample_cancelled_before_its_first_step_ends_and_frees_its_place
         client = await rig.session()
         calls, session = rig.proxy._calls, rig.proxy.sessions.get(client.session_id)
         call = ModelCall(messages=(Message(Role.USER, (Text("go"),)),))
-        live = await calls._accept(session, call, 0, retry=False)
+        live = await calls._accept(session, call, fingerprints(call, rig.codec.fingerprint), 0, retry=False)
         live.abort()
         await asyncio.wait_for(live.ended(), 2)
         live.detach()

@@ -47,7 +47,7 @@ def request(**fields: Any) -> dict[str, Any]:
 
 
 def parse(body: Any) -> ModelCall:
-    return DIALECT.parse(body if isinstance(body, bytes) else orjson.dumps(body), Route("generate"))
+    return DIALECT.parse(body if isinstance(body, bytes) else orjson.dumps(body), Route("generate")).call
 
 
 def cycle(**call: Any) -> list[dict[str, Any]]:

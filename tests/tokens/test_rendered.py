@@ -51,7 +51,7 @@ def test_in_a_tool_cycle_bridges_equal_full_renders(family: str, folder: Callabl
         turn = assistant(turn.text, *turn.tool_calls, reasoning="hm")
     prompt = made.render([system("s"), user("hi")], TOOLS)
     full = made.render([system("s"), user("hi"), turn, *new], TOOLS)
-    assert extends(full, prompt)
+    assert extends(full.tolist(), prompt.tolist())
     sampled = turn_in(made, prompt, full)
     added = made.bridge(prompt, sampled, new, TOOLS)
     assert np.concatenate((prompt, sampled, added)).tolist() == full.tolist()
@@ -71,7 +71,7 @@ def test_whatever_was_sampled_a_bridge_only_adds(
     added = made.bridge(prompt, sampled, rest[1:], TOOLS)
     theirs = made._renderer.bridge_to_next_turn(prompt.tolist(), sampled.tolist(), [{"role": "user", "content": "x"}])
     whole = None if theirs is None else as_ids(theirs.token_ids)
-    may = whole is not None and extends(whole, np.concatenate((prompt, sampled)))
+    may = whole is not None and extends(whole.tolist(), [*prompt.tolist(), *sampled.tolist()])
     assert (added is not None) == may
     if added is not None:
         assert added.dtype == np.int32 and len(added) > 0

@@ -57,7 +57,7 @@ class ScriptedProxy:
                 return web.Response(body=DIALECT.models(["polar", "org/name"], 5, 4096), content_type="application/json")
             if route.kind == "model":
                 return web.Response(body=DIALECT.model(route.model or "", 5, 4096), content_type="application/json")
-            call = DIALECT.parse(await request.read(), route)
+            call = DIALECT.parse(await request.read(), route).call
             self.calls.append(call)
             if self.error is not None and self.error_after is None:
                 raise self.error
