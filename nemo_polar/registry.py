@@ -22,6 +22,7 @@ _BUILT_IN: dict[PluginKind, dict[str, str]] = {
     "dialects": {"openai_chat": "nemo_polar.wire.openai_chat:OpenAIChat"},
     "engines": {
         "vllm": "nemo_polar.engines.vllm:VllmEngine",
+        "sglang": "nemo_polar.engines.sglang:SglangEngine",
         "scripted": "nemo_polar.engines.scripted:ScriptedEngine",
         "chat_prefix": "nemo_polar.engines.chat_prefix:ChatPrefixEngine",
     },

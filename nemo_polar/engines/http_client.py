@@ -21,7 +21,12 @@ from nemo_polar.errors import (
     EngineUnavailable,
 )
 
-_TOO_LONG = re.compile(r"maximum (model|context) length|longer than the maximum|context length exceeded|max_model_len", re.I)
+_TOO_LONG = re.compile(
+    r"maximum (model|context) length|longer than the (maximum|model's context)|context length exceeded|max_model_len"
+    r"|maximum allowed length",
+    re.I,
+)
+"""How vLLM, SGLang and OpenAI-like servers say that a prompt does not fit."""
 
 
 class EngineHttp:
@@ -64,13 +69,7 @@ class EngineHttp:
         Raises:
             EngineError: one of its kinds; for the meaning of ``prompt_tokens`` and ``context`` see ``answer_error``.
         """
-        total = aiohttp.ClientTimeout(total=timeout) if timeout is not None else self._timeout
-        with typed_errors(f"{method} {self.url}{path}"):
-            async with self.session.request(
-                method, self.url + path, data=encode(body), headers=_json(headers, body), timeout=total
-            ) as response:
-                data = await response.read()
-                status = response.status
+        status, data = await self.answer(method, path, body, headers=headers, timeout=timeout)
         if status != 200:
             raise answer_error(f"{method} {path}", status, data, prompt_tokens=prompt_tokens, context=context)
         if not data:
@@ -79,6 +78,27 @@ class EngineHttp:
             return orjson.loads(data)
         except orjson.JSONDecodeError as exc:
             raise EngineProtocol(f"{method} {path}: the engine's answer is not JSON: {exc}") from exc
+
+    async def answer(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int, bytes]:
+        """One request; status and body of the answer, whatever they are.
+
+        Raises:
+            EngineUnavailable, EngineTimeout: there was none.
+        """
+        total = aiohttp.ClientTimeout(total=timeout) if timeout is not None else self._timeout
+        with typed_errors(f"{method} {self.url}{path}"):
+            async with self.session.request(
+                method, self.url + path, data=encode(body), headers=_json(headers, body), timeout=total
+            ) as response:
+                return response.status, await response.read()
 
     async def close(self) -> None:
         if self._session is not None:
