@@ -57,10 +57,10 @@ from nemo_polar.types import (
     ToolResult,
     Turn,
 )
+from nemo_polar.unique import unique_id
 from nemo_polar.wire.base import Dialect, Route, StreamEncoder
 from nemo_polar.wire.history import Parsed, Read
 from nemo_polar.wire.recognise import match
-from nemo_polar.unique import unique_id
 
 log = logging.getLogger("nemo_polar.capture")
 _T = TypeVar("_T")
@@ -360,7 +360,7 @@ class Calls:
         for turn in live.turns:
             if not turn.delivered:
                 turn.delivered = True
-                self.journal.mark_delivered(session.id, turn.id).add_done_callback(_warn_if_unnoted)
+                self.journal.mark_delivered(session.id, turn.id)
 
     def _models(self, dialect: Dialect, route: Route) -> web.Response:
         name = self.settings.model
@@ -371,11 +371,6 @@ class Calls:
         else:
             body = dialect.models([name], self.started_at, self.info.max_context)
         return web.Response(body=body, content_type="application/json")
-
-
-def _warn_if_unnoted(noted: asyncio.Future[None]) -> None:
-    if not noted.cancelled() and (exc := noted.exception()) is not None:
-        log.warning("a reply was delivered, but the journal could not note it: %s", exc)
 
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

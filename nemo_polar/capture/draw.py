@@ -19,7 +19,7 @@ from hashlib import blake2b
 import numpy as np
 
 from nemo_polar.cancellation import outlasted, uninterrupted
-from nemo_polar.capture.journal import CallRow, Journal
+from nemo_polar.capture.journal import CallRow, Journal, Request
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.sessions import Session
 from nemo_polar.engines.base import Engine, EngineInfo, GenerateRequest
@@ -131,8 +131,8 @@ class Ticket:
     """An aborted turn of the same request to go on from; ``prompt_ids`` then ends with its sampled ids."""
     rewrites: int = 0
     """Declared rewrites applied to the request."""
-    open_request: bool = False
-    """An engine request is noted in the journal, and has come to nothing yet."""
+    open_request: str | None = None
+    """The engine request that is noted in the journal, and has come to nothing yet."""
 
 
 class Drawer:
@@ -217,14 +217,14 @@ class Drawer:
             rewrites=ticket.rewrites,
             kind=Kind.MAIN.value,
         )
-        ticket.open_request = True
+        ticket.open_request = request_id
         self._journal.open_call(row)
 
     async def end_call(self, ticket: Ticket, status: str, error: str | None) -> None:
         """Note why the engine request of this call that is still open made no turn."""
-        if ticket.open_request:
-            ticket.open_request = False
-            await self._journal.end_call(ticket.call_id, self._clock(), status, error)
+        if ticket.open_request is not None:
+            request_id, ticket.open_request = ticket.open_request, None
+            await self._journal.end_call(ticket.call_id, request_id, self._clock(), status, error)
 
 
 class _Run:
@@ -390,10 +390,10 @@ class _Run:
                 tools_key=ticket.prints.tools,
                 system_key=ticket.prints.system,
             )
-            written = self.d._journal.add_turn(turn)
+            written = self.d._journal.add_turn(turn, self._request(parent, placement))
             cancelled = await outlasted(written)
             written.result()
-            ticket.open_request = False
+            ticket.open_request = None
             session.tree.add(turn, ticket.call, ticket.prints)
         session.counters["sampled_tokens"] += len(ids)
         self.live.turns.append(turn)
@@ -401,6 +401,12 @@ class _Run:
         if cancelled is not None:
             raise cancelled
         return turn
+
+    def _request(self, parent: Turn | None, placement: Placement) -> Request | None:
+        """What this call's request added to the conversation, for the record."""
+        if self.continues:
+            return None
+        return Request(placement.new, self.ticket.call.tools if parent is None else None)
 
     def _where(self, segment: _Segment) -> tuple[Turn | None, TokenIds, Placement]:
         """Parent and prompt delta of the turn to record, checked against what the engine was really given."""

@@ -20,26 +20,27 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from nemo_polar.errors import JournalError
 from nemo_polar.trajectory.codec import dumps
 from nemo_polar.trajectory.records import (
-    RETRIED_STATUS,
     SCHEMA,
     SCHEMA_VERSION,
     TURN_STATUS,
     CallRow,
     JournalReader,
+    Request,
     ResultRow,
     SessionRow,
     check_schema,
     turn_to_params,
 )
-from nemo_polar.types import FinishReason, Kind, Turn
+from nemo_polar.types import Kind, Turn
 
-__all__ = ["CallRow", "Journal", "JournalReader", "ResultRow", "SessionRow"]
+__all__ = ["CallRow", "Journal", "JournalReader", "Request", "ResultRow", "SessionRow"]
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +50,43 @@ _PROBE_SECONDS = 0.5
 """How often a journal that could not be written tries whether the disk serves again."""
 _PROBE_BYTES = 64 * 1024
 """What a probe writes: about one batch, so that health does not flicker on a disk with a few bytes left."""
-_INSERT_TURN = f"INSERT INTO turns VALUES ({', '.join('?' * 25)})"
+_CHUNKS = (64, 16, 4, 1)
+"""Rows in one INSERT. Few sizes, so that each is compiled once; large ones, as every statement lets go of the interpreter's
+lock and, under load, waits to have it back."""
+_LAZY_SECONDS = 0.02
+"""How long a row nobody waits for may wait for company."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Statement:
+class _Row:
+    """A row to insert."""
+
+    table: str
+    params: tuple[Any, ...]
+    replace: bool = False
+    """A row with the same key gives way."""
+
+    @property
+    def verb(self) -> str:
+        return f"INSERT {'OR REPLACE ' if self.replace else ''}INTO {self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """A change to a row that must be there."""
+
     sql: str
     params: tuple[Any, ...]
-    missing: str | None = None
-    """For an update that must find its row: what to say when it does not."""
+    missing: str
+    """What to say when it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """Statements that belong together, and who waits for them."""
+    """One row or change, and who waits for it; a row that nobody waits for has no future."""
 
-    statements: tuple[_Statement, ...]
-    future: asyncio.Future[None]
+    what: _Row | _Update
+    future: asyncio.Future[None] | None
     loop: asyncio.AbstractEventLoop
 
 
@@ -82,6 +103,8 @@ class Journal:
         """What the disk said last time it refused a write; kept after it has recovered."""
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         """None: write what came before, then stop."""
+        self._lazy: list[_Write] = []
+        self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._writable = False
         self._accepting = False
@@ -114,6 +137,7 @@ class Journal:
         thread, self._accepting = self._thread, False
         if thread is None:
             return
+        self._put()
         self._queue.put(None)
         await asyncio.to_thread(thread.join)
 
@@ -123,69 +147,81 @@ class Journal:
         """Record a session. Raises ``JournalError`` when its id is taken."""
         params = (row.id, row.rollout_id, row.task_id, row.group_id, row.attempt, row.created_at, row.model, row.codec)
         rest = (row.codec_fingerprint, dumps(row.metadata), row.closed_at, row.status)
-        await self._submit(_Statement(f"INSERT INTO sessions VALUES ({', '.join('?' * 12)})", (*params, *rest)))
+        await self._submit(_Row("sessions", (*params, *rest)))
 
     async def close_session(self, session_id: str, at: float, status: str) -> None:
         """Record that a session ended at ``at`` (Unix seconds)."""
         sql = "UPDATE sessions SET closed_at = ?, status = ? WHERE id = ?"
-        await self._submit(_Statement(sql, (at, status, session_id), f"no session {session_id}"))
+        await self._submit(_Update(sql, (at, status, session_id), f"no session {session_id}"))
 
-    def open_call(self, row: CallRow) -> asyncio.Future[None]:
-        """Queue the record of an engine request. The future need not be awaited: rows are committed in the order they came."""
+    def open_call(self, row: CallRow) -> None:
+        """Queue the record of an engine request. Nobody waits for it: rows are committed in the order they came."""
         params = (row.request_id, row.call_id, row.session_id, row.opened_at, row.dialect, row.parent, row.fork_reason)
         rest = (row.prompt_len, row.streamed, dumps(row.dropped), row.rewrites, row.kind, row.ended_at, row.status, row.error)
-        future = self._submit(_Statement(f"INSERT INTO calls VALUES ({', '.join('?' * 15)})", (*params, *rest)))
-        future.add_done_callback(_retrieve)
-        return future
+        self._queue_up(_Row("calls", (*params, *rest)))
 
-    async def end_call(self, call_id: str, at: float, status: str, error: str | None) -> None:
-        """Record that a call made no turn, and why. Every request of the call that is still open ends with it."""
+    async def end_call(self, call_id: str, request_id: str, at: float, status: str, error: str | None) -> None:
+        """Record that an engine request made no turn, and why."""
         if status == TURN_STATUS:
-            raise JournalError(f"call {call_id}: status {TURN_STATUS!r} is set by add_turn only")
-        sql = "UPDATE calls SET ended_at = ?, status = ?, error = ? WHERE call_id = ? AND ended_at IS NULL"
-        params = (at, status, None if error is None else _printable(error), call_id)
-        await self._submit(_Statement(sql, params, f"no open call {call_id}"))
+            raise JournalError(f"call {call_id}: status {TURN_STATUS!r} is that of a request with a turn")
+        sql = "UPDATE calls SET ended_at = ?, status = ?, error = ? WHERE call_id = ? AND request_id = ? AND ended_at IS NULL"
+        params = (at, status, None if error is None else _printable(error), call_id, request_id)
+        await self._submit(_Update(sql, params, f"no open request {request_id} of call {call_id}"))
 
-    def add_turn(self, turn: Turn) -> asyncio.Future[None]:
+    def add_turn(self, turn: Turn, request: Request | None = None) -> asyncio.Future[None]:
         """Record a turn, and with it the end of its engine request. ``JournalError`` when its id is taken.
 
-        A turn that completes its call also ends the requests of that call which drew nothing.
+        ``request``: what the harness's request added to the conversation; None for a turn that continues an aborted sample.
+        The turn's kind and delivery are recorded by ``set_kind`` and ``mark_delivered``.
         """
-        end = "UPDATE calls SET ended_at = ?, status = ? WHERE call_id = ? AND request_id = ? AND ended_at IS NULL"
-        statements = [
-            _Statement(_INSERT_TURN, turn_to_params(turn)),
-            _Statement(end, (turn.sample.ended_at, TURN_STATUS, turn.call_id, turn.request_id)),
-        ]
-        if turn.sample.finish_reason is not FinishReason.ABORT:
-            rest = "UPDATE calls SET ended_at = ?, status = ? WHERE call_id = ? AND ended_at IS NULL"
-            statements.append(_Statement(rest, (turn.sample.ended_at, RETRIED_STATUS, turn.call_id)))
-        return self._submit(*statements)
+        return self._submit(_Row("turns", turn_to_params(turn, request)))
 
-    def mark_delivered(self, session_id: str, turn_id: int) -> asyncio.Future[None]:
-        """Record that the harness got the reply. The future need not be awaited."""
-        sql = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND id = ?"
-        future = self._submit(_Statement(sql, (session_id, turn_id), f"no turn {turn_id} in session {session_id}"))
-        future.add_done_callback(_retrieve)
-        return future
+    def mark_delivered(self, session_id: str, turn_id: int) -> None:
+        """Queue the record that the harness has the reply. Nobody waits for it; it is on disk a moment later."""
+        self._queue_up(_Row("deliveries", (session_id, turn_id), replace=True), lazy=True)
 
     async def set_kind(self, session_id: str, turn_id: int, kind: Kind) -> None:
-        """Record what a turn was for, once that is known."""
-        sql = "UPDATE turns SET kind = ? WHERE session_id = ? AND id = ?"
-        await self._submit(_Statement(sql, (kind.value, session_id, turn_id), f"no turn {turn_id} in session {session_id}"))
+        """Record what a turn was for, once that is known. Until then it counts as main."""
+        await self._submit(_Row("kinds", (session_id, turn_id, kind.value), replace=True))
 
     async def add_result(self, rollout_id: str, group_id: str, task_id: str, attempt: int, payload: dict[str, Any]) -> None:
         """Record the outcome of an attempt; a second one for the same attempt replaces the first (a resumed run)."""
-        sql = "INSERT OR REPLACE INTO results (rollout_id, attempt, group_id, task_id, payload) VALUES (?, ?, ?, ?, ?)"
-        await self._submit(_Statement(sql, (rollout_id, attempt, group_id, task_id, dumps(payload))))
+        await self._submit(_Row("results", (rollout_id, attempt, group_id, task_id, dumps(payload)), replace=True))
 
-    def _submit(self, *statements: _Statement) -> asyncio.Future[None]:
+    def _submit(self, what: _Row | _Update) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if self._accepting:
-            self._queue.put(_Write(statements, future, loop))
+            self._put(_Write(what, future, loop))
         else:
             future.set_exception(JournalError(f"{self.path}: the journal is not running"))
         return future
+
+    def _queue_up(self, row: _Row, *, lazy: bool = False) -> None:
+        """Queue a row that nobody waits for. A lazy one goes with the next that somebody does wait for, or soon."""
+        if not self._accepting:
+            log.warning("%s: the journal is not running; a row of %s is lost", self.path, row.table)
+            return
+        write = _Write(row, None, asyncio.get_running_loop())
+        if not lazy:
+            self._put(write)
+            return
+        with self._lock:
+            self._lazy.append(write)
+            first = len(self._lazy) == 1
+        if first:
+            write.loop.call_later(_LAZY_SECONDS, self._put)
+
+    def _put(self, *writes: _Write) -> None:
+        """Hand everything that waits to the writer, in the order it came."""
+        with self._lock:
+            if not self._lazy:
+                ready = writes
+            else:
+                ready = (*self._lazy, *writes)
+                self._lazy.clear()
+            for write in ready:
+                self._queue.put(write)
 
     # --- the writer thread --------------------------------------------------------------------------------------------
 
@@ -194,7 +230,7 @@ class Journal:
         while running:
             batch, running = self._take()
             if batch:
-                _settle(batch, self._commit([w.statements for w in batch]))
+                _settle(batch, self._commit([w.what for w in batch]))
             elif running:
                 self._probe()
         if self._db is not None:
@@ -218,14 +254,12 @@ class Journal:
             return batch, True
         return batch, False
 
-    def _commit(self, writes: Sequence[tuple[_Statement, ...]]) -> list[JournalError | None]:
+    def _commit(self, writes: Sequence[_Row | _Update]) -> list[JournalError | None]:
         """One transaction. Returns an error for each write: its own, or the disk's for all of them."""
         try:
             if self._db is None:
                 self._db = self._open()
-            self._db.execute("BEGIN IMMEDIATE")
-            errors = [_apply(self._db, statements) for statements in writes]
-            self._db.execute("COMMIT")
+            errors = _together(self._db, writes) or _one_by_one(self._db, writes)
         except (sqlite3.Error, OSError, JournalError) as exc:
             if self._writable:
                 log.error("%s cannot be written, calls are refused until it can: %s", self.path, exc)
@@ -240,9 +274,8 @@ class Journal:
 
     def _probe(self) -> None:
         """See whether a disk that refused a write has room again, so that health recovers without a call having to fail."""
-        fill = _Statement("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?))", (_PROBE_BYTES,))
-        if self._commit([(fill,)]) == [None]:
-            self._commit([(_Statement("DELETE FROM meta WHERE key = 'probe'", ()),)])
+        if self._commit([_Row("meta", ("probe", bytes(_PROBE_BYTES)), replace=True)]) == [None]:
+            self._commit([_Update("DELETE FROM meta WHERE key = 'probe'", (), "the probe is gone")])
 
     def _open(self) -> sqlite3.Connection:
         # The connection passes from the thread that starts the journal to the writer, and is used by one at a time.
@@ -277,15 +310,62 @@ class Journal:
                 db.close()
 
 
-def _apply(db: sqlite3.Connection, statements: tuple[_Statement, ...]) -> JournalError | None:
-    """Run one write. What is wrong with the row itself is that row's error and leaves the transaction as it was."""
-    for statement in statements:
-        try:
-            cursor = db.execute(statement.sql, statement.params)
-        except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, ValueError, OverflowError) as exc:
-            return JournalError(f"a row was refused: {exc}")
-        if statement.missing and cursor.rowcount == 0:
-            return JournalError(statement.missing)
+_ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, ValueError, OverflowError)
+"""What SQLite raises when a row itself is wrong."""
+
+
+def _together(db: sqlite3.Connection, writes: Sequence[_Row | _Update]) -> list[JournalError | None] | None:
+    """Commit all writes with as few statements as possible: the rows of each table, then the changes, which may be of those
+    rows. None, and nothing written, when one of them is wrong."""
+    rows: dict[str, list[tuple[Any, ...]]] = {}
+    for write in writes:
+        if isinstance(write, _Row):
+            rows.setdefault(write.verb, []).append(write.params)
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        for verb, params in rows.items():
+            _insert(db, verb, params)
+        for write in writes:
+            if isinstance(write, _Update) and db.execute(write.sql, write.params).rowcount == 0:
+                raise ValueError(write.missing)
+        db.execute("COMMIT")
+    except _ROW_ERRORS:
+        db.rollback()
+        return None
+    return [None] * len(writes)
+
+
+def _insert(db: sqlite3.Connection, verb: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    width = len(rows[0])
+    at = 0
+    for size in _CHUNKS:
+        while len(rows) - at >= size:
+            db.execute(_insert_sql(verb, width, size), [p for row in rows[at : at + size] for p in row])
+            at += size
+
+
+@lru_cache
+def _insert_sql(verb: str, width: int, rows: int) -> str:
+    row = f"({', '.join('?' * width)})"
+    return f"{verb} VALUES {', '.join([row] * rows)}"
+
+
+def _one_by_one(db: sqlite3.Connection, writes: Sequence[_Row | _Update]) -> list[JournalError | None]:
+    """Commit all writes in their order, those apart that are wrong: each gets its own error."""
+    db.execute("BEGIN IMMEDIATE")
+    errors = [_apply(db, write) for write in writes]
+    db.execute("COMMIT")
+    return errors
+
+
+def _apply(db: sqlite3.Connection, write: _Row | _Update) -> JournalError | None:
+    try:
+        if isinstance(write, _Row):
+            _insert(db, write.verb, [write.params])
+        elif db.execute(write.sql, write.params).rowcount == 0:
+            return JournalError(write.missing)
+    except _ROW_ERRORS as exc:
+        return JournalError(f"a row was refused: {exc}")
     return None
 
 
@@ -293,7 +373,10 @@ def _settle(batch: Sequence[_Write], errors: Sequence[JournalError | None]) -> N
     """Wake the callers, each in its own event loop, with one callback a loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], JournalError | None]]] = {}
     for write, error in zip(batch, errors, strict=True):
-        by_loop.setdefault(write.loop, []).append((write.future, error))
+        if write.future is not None:
+            by_loop.setdefault(write.loop, []).append((write.future, error))
+        elif error is not None and isinstance(write.what, _Row):
+            log.warning("a row of %s that nobody waits for is lost: %s", write.what.table, error)
     for loop, outcomes in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(_resolve, outcomes)
@@ -307,12 +390,6 @@ def _resolve(outcomes: Sequence[tuple[asyncio.Future[None], JournalError | None]
             future.set_result(None)
         else:
             future.set_exception(error)
-
-
-def _retrieve(future: asyncio.Future[None]) -> None:
-    """Mark a failure as seen, so that a future nobody awaits does not complain when it is collected."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _printable(text: str) -> str:

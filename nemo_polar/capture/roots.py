@@ -3,7 +3,7 @@
 """First prompts, rendered once for a whole group: its rollouts send the same one, all at about the same time.
 
 Keyed by fingerprint, and only for conversations whose fingerprint decides every id of them: those without an assistant's turn
-(whose white space and arguments a fingerprint sees in one canonical form). Bounded in bytes, the longest unused forgotten first.
+(whose white space and arguments a fingerprint sees in one canonical form). Bounded in bytes, the longest unused goes first.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ class RustBackend:
         if piece is None:
             return b""
         if self._byte_level:
-            if all(c in _BYTE_OF for c in piece):
-                return bytes(_BYTE_OF[c] for c in piece)
+            if all(c in BYTE_OF for c in piece):
+                return bytes(BYTE_OF[c] for c in piece)
             return piece.encode()
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:5], 16)])
@@ -142,6 +142,11 @@ class TiktokenBackend:
         return self._ranks.get(text.encode("utf-8", "replace"))
 
 
+def overlong_blank(text: str) -> bool:
+    """True when ``text`` has more white space in one run than tiktoken takes."""
+    return len(text) > _LONGEST_BLANK and any(run.end() - run.start() > _LONGEST_BLANK for run in _BLANKS.finditer(text))
+
+
 def _digestible(text: str) -> Iterator[str]:
     """``text`` cut inside absurdly long runs of white space only."""
     start = 0
@@ -162,7 +167,8 @@ def _byte_alphabet() -> dict[str, int]:
     return table
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
+"""The byte that each character of a byte-level vocabulary stands for."""
 
 
 def _without(model: Mapping[str, Any], added: list[str]) -> dict[str, Any]:

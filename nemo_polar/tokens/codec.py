@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from nemo_polar.errors import BadRequest, PolarError, TokenError
 from nemo_polar.tokens.base import ReplyParser
 from nemo_polar.tokens.messages import message_dicts, refuse_images, tool_dicts
@@ -109,12 +107,13 @@ class BaseCodec(ABC):
         if self.format.reasoning is None:
             return False
         opener, closer = self.format.reasoning
-        tail = self._last_turn(prompt_ids)
         if opener.id is None or closer.id is None:
-            text = self.tokenizer.decode(tail)
+            text = self.tokenizer.decode(self._last_turn(prompt_ids))
             return text.rfind(opener.text) > text.rfind(closer.text)
-        marks = tail[(tail == opener.id) | (tail == closer.id)]
-        return bool(len(marks)) and int(marks[-1]) == opener.id
+        for token_id in reversed(prompt_ids[-_TAIL:].tolist()):
+            if token_id in self.format.end_ids or token_id in (opener.id, closer.id):
+                return token_id == opener.id
+        return False
 
     def reasoning_open(self, prompt_ids: TokenIds, sampled_ids: TokenIds) -> bool:
         """True when a turn was cut inside its reasoning: one block at the start, which its closer or the first call ends."""
@@ -148,8 +147,11 @@ class BaseCodec(ABC):
     def _last_turn(self, prompt_ids: TokenIds) -> TokenIds:
         """The ids after the last end of turn, ``_TAIL`` at most: what the template wrote for the model to go on from."""
         tail = prompt_ids[-_TAIL:]
-        ends = np.flatnonzero(np.isin(tail, self.stop_token_ids))
-        return tail[ends[-1] + 1 :] if len(ends) else tail
+        # Most often a handful of ids: looked at one by one from the end, for numpy costs more to call.
+        for n, token_id in enumerate(reversed(tail.tolist())):
+            if token_id in self.format.end_ids:
+                return tail[len(tail) - n :]
+        return tail
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[ToolSpec], quote: Callable[[str], str]) -> TokenIds:
         if not messages:

@@ -21,8 +21,10 @@ What the rules are where formats leave room:
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import groupby
 
@@ -81,6 +83,34 @@ _STRUCTURAL = {
 """The markers that mean something in a state; all others are literal there. START looks for its one marker itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What is the same for every reply in a format."""
+
+    markers: dict[_Sign, Marker]
+    signs: dict[int, _Sign]
+    """Markers that are one id."""
+    special: frozenset[int]
+    """Ids that are not just text: those of markers and of ends of turn."""
+    spelled: dict[_State, tuple[list[_Sign], list[str]]]
+    """The markers that mean something in a state and are matched as text, and their texts."""
+
+
+@functools.lru_cache(maxsize=64)
+def _rules(format: ReplyFormat, parse_calls: bool) -> _Rules:
+    markers: dict[_Sign, Marker] = {}
+    if format.reasoning is not None:
+        markers[_Sign.THINK], markers[_Sign.END_THINK] = format.reasoning
+    if format.call is not None and parse_calls:
+        markers[_Sign.CALL], markers[_Sign.END_CALL] = format.call
+    signs = {m.id: sign for sign, m in markers.items() if m.id is not None}
+    spelled: dict[_State, tuple[list[_Sign], list[str]]] = {}
+    for state in _State:
+        found = [s for s in _STRUCTURAL.get(state, ()) if s in markers and markers[s].id is None]
+        spelled[state] = found, [markers[s].text for s in found]
+    return _Rules(markers, signs, format.end_ids | signs.keys(), spelled)
+
+
 def mint_call_id() -> str:
     """A fresh tool-call id, in the shape most providers use."""
     return f"call_{secrets.token_hex(12)}"
@@ -117,16 +147,10 @@ class IncrementalParser:
             raise ValueError("in_reasoning needs a format with reasoning markers")
         self._token_bytes = tokenizer.token_bytes
         self._format, self._tools, self._mint = format, tools, mint or mint_call_id
-        self._markers: dict[_Sign, Marker] = {}
-        if format.reasoning is not None:
-            self._markers[_Sign.THINK], self._markers[_Sign.END_THINK] = format.reasoning
-        if format.call is not None and parse_calls:
-            self._markers[_Sign.CALL], self._markers[_Sign.END_CALL] = format.call
-        self._signs = {m.id: sign for sign, m in self._markers.items() if m.id is not None}
-        self._watched = {state: self._spelled(signs) for state, signs in _STRUCTURAL.items()}
+        self._rules = _rules(format, parse_calls)
 
         self._first = _State.REASONING if in_reasoning else _State.CONTENT
-        self._state = _State.CONTENT if format.reasoning is None else _State.START
+        self._enter(_State.CONTENT if format.reasoning is None else _State.START)
         self._utf8 = Utf8Stream()
         self._lead: list[str] = []
         """White space before anything else."""
@@ -157,6 +181,10 @@ class IncrementalParser:
     def feed(self, ids: Sequence[int] | TokenIds) -> list[Delta]:
         """The deltas that these ids complete. Ids after the end of the turn, or after a stop string, change nothing."""
         plain: Sequence[int] = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        if len(plain) == 1 and plain[0] not in self._rules.special:  # as they are streamed: most calls by far
+            if not self._ended and self._content.stopped is None:
+                self._scan(self._utf8.push(self._token_bytes(plain[0])))
+            return self._take()
         for start in range(0, len(plain), _BATCH):
             if self._ended or self.stopped is not None:
                 break
@@ -198,7 +226,7 @@ class IncrementalParser:
                 self._scan(self._utf8.push(b"".join(data)))
                 self._ended = True
                 return
-            sign = self._signs.get(token_id)
+            sign = self._rules.signs.get(token_id)
             if sign is not None:
                 self._scan(self._utf8.push(b"".join(data)))
                 data.clear()
@@ -219,12 +247,16 @@ class IncrementalParser:
 
     def _scan(self, text: str) -> None:
         """Place ``text``, acting on the markers spelled in it; its end is held back while it may become one."""
+        if not self._needles and self._state is not _State.START:  # then nothing is held back either
+            if self._content.stopped is None:
+                self._place(text)
+            return
         text, self._held = self._held + text, ""
         while text and self.stopped is None:
             if self._state is _State.START:
                 text = self._scan_start(text)
                 continue
-            signs, needles = self._watched[self._state]
+            signs, needles = self._watched, self._needles
             match = first_match(text, needles)
             if match is None:
                 hold = hold_from(text, needles)
@@ -241,7 +273,7 @@ class IncrementalParser:
         """Text at the very start of a reply. Returns what is left to scan in the next state."""
         rest = text.lstrip()
         self._lead.append(text[: len(text) - len(rest)])
-        opener = self._markers[_Sign.THINK]
+        opener = self._rules.markers[_Sign.THINK]
         if opener.id is None and rest.startswith(opener.text):
             self._turn(_Sign.THINK)
             return rest[len(opener.text) :]
@@ -254,7 +286,7 @@ class IncrementalParser:
 
     def _leave_start(self) -> None:
         """No opener came: the reply goes on where the prompt left it."""
-        self._state = self._first
+        self._enter(self._first)
         self._place("".join(self._lead))
         self._lead.clear()
 
@@ -267,10 +299,9 @@ class IncrementalParser:
                 self._leave_start()
             self._place(held)
 
-    def _spelled(self, signs: tuple[_Sign, ...]) -> tuple[list[_Sign], list[str]]:
-        """Those of ``signs`` whose marker is matched as text, and their texts."""
-        found = [s for s in signs if s in self._markers and self._markers[s].id is None]
-        return found, [self._markers[s].text for s in found]
+    def _enter(self, state: _State) -> None:
+        self._state = state
+        self._watched, self._needles = self._rules.spelled[state]
 
     # --- text and markers to deltas ---------------------------------------------------------------------------------
 
@@ -290,18 +321,18 @@ class IncrementalParser:
         if sign is _Sign.THINK:
             self._lead.clear()
             self._reasoning.cut()
-            self._state = _State.REASONING
+            self._enter(_State.REASONING)
         elif sign is _Sign.END_THINK:
             if self._state is _State.DRAFT:
                 self._keep_block()
             self._reasoning.cut()
             self._content.cut()
-            self._state = _State.CONTENT
+            self._enter(_State.CONTENT)
         elif sign is _Sign.CALL:
-            self._block = [self._markers[sign].text]
-            self._state = _State.DRAFT if self._state is _State.REASONING else _State.CALL
+            self._block = [self._rules.markers[sign].text]
+            self._enter(_State.DRAFT if self._state is _State.REASONING else _State.CALL)
         else:
-            self._block.append(self._markers[sign].text)
+            self._block.append(self._rules.markers[sign].text)
             self._close_block(run=True, closed=True)
 
     def _close_block(self, *, run: bool, closed: bool = False) -> None:
@@ -316,7 +347,7 @@ class IncrementalParser:
         if self._state is _State.DRAFT:
             self._reasoning.cut()
         self._content.cut()
-        self._state = _State.CONTENT
+        self._enter(_State.CONTENT)
         call = ToolCall(self._mint(), found.name, found.arguments, found.malformed)
         self.malformed += found.malformed
         self._show(ToolCallDelta(self._calls, call))
@@ -325,7 +356,7 @@ class IncrementalParser:
     def _keep_block(self) -> None:
         """The open block is no call: all of it, markers included, is ordinary text of the region it was opened in."""
         text, self._block = "".join(self._block), []
-        self._state = _State.REASONING if self._state is _State.DRAFT else _State.CONTENT
+        self._enter(_State.REASONING if self._state is _State.DRAFT else _State.CONTENT)
         self._place(text)
 
     def _show_text(self, text: str) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from nemo_polar.errors import ConfigError
 from nemo_polar.tokens.backends import AddedToken, Backend, RustBackend, TiktokenBackend
+from nemo_polar.tokens.fast_bpe import fastest
 from nemo_polar.types import TokenIds
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -215,7 +216,7 @@ class Tokenizer:
         if rust.is_file():
             spec = _read_json(rust)
             added |= {t["id"]: _added_token(t["id"], t) for t in spec.get("added_tokens", ())}
-            source, backend = rust, RustBackend(spec, added.values())
+            source, backend = rust, fastest(RustBackend(spec, added.values()), spec, added.values())
         elif tik.is_file():
             if not config.get("pat_str") or not added:
                 raise ConfigError(

@@ -18,8 +18,8 @@ from nemo_polar.settings import TracePolicy
 from nemo_polar.trajectory.audit_checks import EngineCall, check_trace, check_turns, first_difference
 from nemo_polar.trajectory.audit_report import AuditReport, Code, Finding
 from nemo_polar.trajectory.build import BuiltTraces, build_traces
-from nemo_polar.trajectory.records import TURN_STATUS, CallRow, JournalReader, ResultRow, SessionRow
-from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL, TRAJECTORIES, read_manifest, read_trajectories
+from nemo_polar.trajectory.records import CallRow, JournalReader, ResultRow, SessionRow
+from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL, TRAJECTORIES, engine_logs, read_manifest, read_trajectories
 from nemo_polar.types import LogProbs, Mask, MaskReason, Status, TokenIds, Trace, Trajectory, Turn
 
 __all__ = ["AuditReport", "Auditor", "Code", "Finding", "audit_run"]
@@ -32,7 +32,7 @@ OWN_REQUESTS = ("polar-probe-", "polar-score-")
 
 
 def audit_run(run_dir: Path, *, score: Score | None = None, served_version: int | None = None) -> AuditReport:
-    """Audit the run in ``run_dir`` (journal, ``trajectories.jsonl``, ``manifest.json``, ``engine.jsonl``).
+    """Audit the run in ``run_dir`` (journal, ``trajectories.jsonl``, ``manifest.json``, ``engine.jsonl`` or one such file a replica).
 
     With ``score``, trained tokens that were drawn under ``served_version`` (by default the latest in the run) are re-scored.
 
@@ -42,7 +42,8 @@ def audit_run(run_dir: Path, *, score: Score | None = None, served_version: int 
     from nemo_polar.engines.log import read_engine_log  # a file reader; the only thing of that layer used here
 
     run_dir = Path(run_dir)
-    log: Sequence[EngineCall] = read_engine_log(run_dir / ENGINE_LOG)
+    logs = engine_logs(run_dir) or [run_dir / ENGINE_LOG]
+    log: Sequence[EngineCall] = [call for path in logs for call in read_engine_log(path)]
     try:
         policy = read_manifest(run_dir).traces
         with JournalReader(run_dir / JOURNAL) as journal:
@@ -68,7 +69,11 @@ class Auditor:
         self._results = results
         self._attempts: dict[str, int] = {}
         """Rollout id to the attempt that its trajectory is made of: the last one with a result."""
+        self._infra: set[tuple[str, int]] = set()
+        """Rollout id and attempt of those that failed for reasons of infrastructure."""
         for row in results:
+            if Status(row.payload["status"]).infra:
+                self._infra.add((row.rollout_id, row.attempt))
             self._attempts[row.rollout_id] = max(row.attempt, self._attempts.get(row.rollout_id, 0))
         self._log: dict[str, list[EngineCall]] = {}
         for call in log:
@@ -107,14 +112,18 @@ class Auditor:
 
     def _account_calls(self, session: SessionRow, turns: Sequence[Turn], calls: Sequence[CallRow]) -> None:
         recorded = {t.request_id for t in turns}
+        opened = {(c.call_id, c.request_id) for c in calls}
+        astray = {t.call_id for t in turns if (t.call_id, t.request_id) not in opened}
         self._accounted |= recorded
         self.report.failed_calls += sum(len(self._log[r]) - 1 for r in recorded if r in self._log)
         for call in calls:
             if call.request_id in recorded or call.request_id not in self._log:
                 continue
             self._accounted.add(call.request_id)
-            if call.status == TURN_STATUS:
-                message = f"call {call.call_id} ended as a turn, but that turn ({call.request_id}) is not there"
+            # A session that was closed had all its calls ended first; only one that was cut off may have some in flight.
+            cut_off = session.closed_at is None or (session.rollout_id, session.attempt) in self._infra
+            if call.call_id in astray or (call.ended_at is None and not cut_off):
+                message = f"call {call.call_id}: its request {call.request_id} was answered, but its turn is not there"
                 self.report.find(Code.DROPPED_TURN, None, None, None, f"session {session.id}: {message}")
             elif call.ended_at is None:
                 self.report.lost_in_flight += 1

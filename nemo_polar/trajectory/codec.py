@@ -30,6 +30,7 @@ from nemo_polar.types import (
     TokenIds,
     ToolCall,
     ToolResult,
+    ToolSpec,
 )
 
 _DTYPES = ("<i4", "<f4", "|b1")
@@ -168,6 +169,26 @@ def _part_from_dict(value: Mapping[str, Any]) -> Part:
             return ToolResult(value["call_id"], content, value["name"], value["is_error"])
         case other:
             raise ValueError(f"unknown part type {other!r}")
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def tool_to_dict(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as plain JSON data."""
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters), "strict": tool.strict}
+
+
+def tool_from_dict(value: Mapping[str, Any]) -> ToolSpec:
+    """The inverse of ``tool_to_dict``.
+
+    Raises:
+        JournalError: not a tool.
+    """
+    try:
+        return ToolSpec(value["name"], value["description"], value["parameters"], value["strict"])
+    except (KeyError, TypeError) as exc:
+        raise JournalError(f"not a stored tool: {exc!r}") from exc
 
 
 # --- sampling parameters ----------------------------------------------------------------------------------------------

@@ -26,10 +26,12 @@ from nemo_polar.trajectory.codec import (
     message_to_dict,
     sampling_from_dict,
     sampling_to_dict,
+    tool_from_dict,
+    tool_to_dict,
 )
-from nemo_polar.types import FinishReason, ForkReason, Kind, Sample, Turn
+from nemo_polar.types import FinishReason, ForkReason, Kind, Message, Sample, ToolSpec, Turn
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -50,10 +52,14 @@ CREATE TABLE turns (
     prompt_delta BLOB NOT NULL, token_ids BLOB NOT NULL, logprobs BLOB NOT NULL, finish_reason TEXT NOT NULL, stop TEXT,
     version_first INTEGER NOT NULL, version_last INTEGER NOT NULL, sampling TEXT NOT NULL,
     started_at REAL NOT NULL, first_token_at REAL NOT NULL, ended_at REAL NOT NULL,
-    reply TEXT NOT NULL, kind TEXT NOT NULL, delivered INTEGER NOT NULL, fork_reason TEXT, fork_of INTEGER,
-    continues INTEGER NOT NULL, prompt_len INTEGER NOT NULL, tools_key BLOB NOT NULL, system_key BLOB NOT NULL,
+    reply TEXT NOT NULL, fork_reason TEXT, fork_of INTEGER, continues INTEGER NOT NULL, prompt_len INTEGER NOT NULL,
+    tools_key BLOB NOT NULL, system_key BLOB NOT NULL, request TEXT,
     PRIMARY KEY (session_id, id)
 );
+CREATE TABLE deliveries (session_id TEXT NOT NULL, turn INTEGER NOT NULL, PRIMARY KEY (session_id, turn)) WITHOUT ROWID;
+CREATE TABLE kinds (
+    session_id TEXT NOT NULL, turn INTEGER NOT NULL, kind TEXT NOT NULL, PRIMARY KEY (session_id, turn)
+) WITHOUT ROWID;
 CREATE TABLE results (
     rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, group_id TEXT NOT NULL, task_id TEXT NOT NULL, payload TEXT NOT NULL,
     PRIMARY KEY (rollout_id, attempt)
@@ -113,6 +119,15 @@ class CallRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """What a turn's request added to the conversation: the messages after its parent's reply, or all of them for a root."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] | None = None
+    """Of a root; every turn of its tree has the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResultRow:
     """The outcome of one attempt at a rollout."""
 
@@ -123,8 +138,8 @@ class ResultRow:
     payload: dict[str, Any]
 
 
-def turn_to_params(turn: Turn) -> tuple[Any, ...]:
-    """A turn as the parameters of its row, in the order of the schema's columns."""
+def turn_to_params(turn: Turn, request: Request | None) -> tuple[Any, ...]:
+    """A turn as the parameters of its row, in the order of the schema's columns; its kind and delivery have their own tables."""
     sample = turn.sample
     return (
         turn.session_id,
@@ -143,19 +158,31 @@ def turn_to_params(turn: Turn) -> tuple[Any, ...]:
         sample.first_token_at,
         sample.ended_at,
         dumps(message_to_dict(turn.reply)),
-        turn.kind.value,
-        turn.delivered,
         None if turn.fork_reason is None else turn.fork_reason.value,
         turn.fork_of,
         turn.continues,
         turn.prompt_len,
         turn.tools_key,
         turn.system_key,
+        None if request is None else dumps(_request_to_dict(request)),
+    )
+
+
+def _request_to_dict(request: Request) -> dict[str, Any]:
+    messages = [message_to_dict(message) for message in request.messages]
+    return {"messages": messages} | ({} if request.tools is None else {"tools": [tool_to_dict(t) for t in request.tools]})
+
+
+def _request_from_dict(value: dict[str, Any]) -> Request:
+    tools = value.get("tools")
+    return Request(
+        tuple(message_from_dict(m) for m in value["messages"]),
+        None if tools is None else tuple(tool_from_dict(t) for t in tools),
     )
 
 
 def turn_from_row(row: sqlite3.Row) -> Turn:
-    """The inverse of ``turn_to_params``."""
+    """A turn from its row, joined with its kind and delivery."""
     return Turn(
         id=row["id"],
         session_id=row["session_id"],
@@ -236,16 +263,41 @@ class JournalReader:
 
     def turns(self, session_id: str) -> list[Turn]:
         """The turns of a session by id: parents before children."""
-        rows = self._rows("SELECT * FROM turns WHERE session_id = ? ORDER BY id", session_id)
+        sql = (
+            "SELECT t.*, d.turn IS NOT NULL AS delivered, coalesce(k.kind, 'main') AS kind FROM turns t "
+            "LEFT JOIN deliveries d ON d.session_id = t.session_id AND d.turn = t.id "
+            "LEFT JOIN kinds k ON k.session_id = t.session_id AND k.turn = t.id WHERE t.session_id = ? ORDER BY t.id"
+        )
         try:
-            return [turn_from_row(r) for r in rows]
+            return [turn_from_row(r) for r in self._rows(sql, session_id)]
         except ValueError as exc:
             raise JournalError(f"{self.path}: a turn of session {session_id} is damaged: {exc}") from exc
 
+    def requests(self, session_id: str) -> dict[int, Request]:
+        """What the request of each turn added to the conversation, by turn id.
+
+        A turn that continues its parent's aborted sample answers the same request and is not here.
+        """
+        rows = self._rows("SELECT id, request FROM turns WHERE session_id = ? AND request IS NOT NULL ORDER BY id", session_id)
+        return {r["id"]: _request_from_dict(loads(r["request"])) for r in rows}
+
     def calls(self, session_id: str) -> list[CallRow]:
-        """The engine requests of a session in the order they were opened, with how each ended."""
-        rows = self._rows("SELECT * FROM calls WHERE session_id = ? ORDER BY rowid", session_id)
-        return [CallRow(**{**dict(r), "dropped": tuple(loads(r["dropped"])), "streamed": bool(r["streamed"])}) for r in rows]
+        """The engine requests of a session in the order they were opened, with how each ended.
+
+        Only failures are written into a request's row. That a request became a turn is told by the turn, which carries its id;
+        and once a call has its last turn, what else it asked the engine for drew nothing and was retried.
+        """
+        turns = self._rows("SELECT call_id, request_id, finish_reason, ended_at FROM turns WHERE session_id = ?", session_id)
+        became = {(t["call_id"], t["request_id"]): t["ended_at"] for t in turns}
+        answered = {t["call_id"]: t["ended_at"] for t in turns if t["finish_reason"] != FinishReason.ABORT.value}
+        rows = [dict(r) for r in self._rows("SELECT * FROM calls WHERE session_id = ? ORDER BY rowid", session_id)]
+        for row in rows:
+            key = (row["call_id"], row["request_id"])
+            if key in became:
+                row |= {"ended_at": became[key], "status": TURN_STATUS}
+            elif row["ended_at"] is None and row["call_id"] in answered:
+                row |= {"ended_at": answered[row["call_id"]], "status": RETRIED_STATUS}
+        return [CallRow(**{**r, "dropped": tuple(loads(r["dropped"])), "streamed": bool(r["streamed"])}) for r in rows]
 
     def results(self) -> list[ResultRow]:
         """All results, oldest first."""

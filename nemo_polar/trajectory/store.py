@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,17 @@ FORMAT = "polar-trajectories"
 VERSION = 1
 
 
+def replica_log(run_dir: Path, number: int) -> Path:
+    """The engine-side log of one replica of several, counted from 0."""
+    return run_dir / f"engine-{number}.jsonl"
+
+
+def engine_logs(run_dir: Path) -> list[Path]:
+    """The engine-side logs that a run has: one, or one a replica."""
+    one = run_dir / ENGINE_LOG
+    return [*([one] if one.exists() else []), *sorted(run_dir.glob("engine-*.jsonl"))]
+
+
 class Manifest(Settings):
     """Under what a run was made: enough to rebuild its masks, and to evaluate a policy the way it was trained."""
 
@@ -46,6 +57,8 @@ class Manifest(Settings):
     traces: TracePolicy = TracePolicy()
     versions: dict[str, str] = {}
     """Package or program to its version."""
+    tasks: dict[str, str] = {}
+    """Task id to a hash of the task and of every file it names, in the order of the run; empty for a proxy."""
     settings: dict[str, Any] = {}
     """The composed configuration, as given."""
 
@@ -117,6 +130,42 @@ def append_trajectory(path: Path, trajectory: Trajectory) -> None:
             os.close(fd)
     except OSError as exc:
         raise JournalError(f"{path} cannot be written: {exc}") from exc
+
+
+def keep_trajectories(path: Path, keep: Callable[[Trajectory], bool]) -> int:
+    """Rewrite a trajectory file without the lines that ``keep`` says no to, whole or not at all; a torn last line goes too.
+
+    Lines that stay are copied byte for byte. Returns how many went. Nobody may append meanwhile.
+
+    Raises:
+        JournalError: the file cannot be read or written.
+    """
+    target = Path(path)
+    draft = target.with_suffix(f".{os.getpid()}.tmp")
+    kept = [keep(trajectory) for trajectory in read_trajectories(target)]
+    if all(kept):
+        return 0
+    try:
+        with target.open("rb") as old, draft.open("wb") as new:
+            new.write(old.readline())
+            new.writelines(line for line, stays in zip(old, kept, strict=False) if stays)
+            new.flush()
+            os.fsync(new.fileno())
+        draft.replace(target)
+        _sync_folder(target.parent)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise JournalError(f"{target} cannot be written: {exc}") from exc
+    return len(kept) - sum(kept)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` last."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:

@@ -209,15 +209,8 @@ async def test_a_budget_of_turns_ends_the_session_and_says_so(tmp_path):
         assert (await rig.proxy.close_session(client.session_id)).budget_exhausted == "turns"
 
 
-async def test_a_reply_that_its_client_has_counts_once_and_holds_no_place(tmp_path, monkeypatch):
+async def test_a_reply_that_its_client_has_counts_once_and_holds_no_place(tmp_path):
     async with running(tmp_path, max_calls_per_session=1) as rig:
-        note = rig.proxy.journal.mark_delivered
-
-        async def slowly(*args):
-            await asyncio.sleep(0.2)
-            await note(*args)
-
-        monkeypatch.setattr(rig.proxy.journal, "mark_delivered", lambda *args: asyncio.ensure_future(slowly(*args)))
         client = await rig.session(max_turns=3)
         for _ in range(3):  # each on a connection of its own, or the server would wait with it until the last one is settled
             await client.ask([USER], headers={"Connection": "close"})

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_polar.capture.journal import CallRow, Journal, JournalReader
+from nemo_polar.capture.journal import CallRow, Journal, JournalReader, Request
 from nemo_polar.errors import JournalError
-from nemo_polar.types import FinishReason, Kind, Sample, Turn, as_ids, as_logprobs
+from nemo_polar.types import FinishReason, Kind, Message, Role, Sample, Text, ToolSpec, Turn, as_ids, as_logprobs
 from tests.support.runs import FakePolicy, call_row, draw_tree, session_row
 
 ROOT = Path(__file__).parents[2]
@@ -51,9 +51,16 @@ async def test_what_is_read_back_is_bit_equal_to_what_was_written(tmp_path: Path
     journal.start()
     row = replace(session_row("s", "r"), metadata={"odd": "\ud800", "big": 2**70})
     await journal.add_session(row)
-    await asyncio.gather(*(journal.add_turn(t) for t in turns))
+    asked = Request((Message(Role.USER, (Text("é \ud800"),)),), (ToolSpec("t", "d", {"b": 1, "a": [2]}, True),))
+    await asyncio.gather(*(journal.add_turn(t, asked if t.parent is None else None) for t in turns))
+    for turn in turns:
+        await journal.set_kind("s", turn.id, turn.kind)
+        if turn.delivered:
+            journal.mark_delivered("s", turn.id)
+    await journal.stop()
     with JournalReader(journal.path) as reader:
         assert reader.sessions() == [row]
+        assert reader.requests("s") == {t.id: asked for t in turns if t.parent is None}
         assert all(map(same, reader.turns("s"), turns))
         assert len(reader.turns("s")) == len(turns)
         assert reader.turns("other") == []
@@ -74,7 +81,7 @@ async def test_every_request_of_a_call_ends_with_its_turn_a_retry_or_a_named_fai
     ]:
         journal.open_call(replace(call_row(turn), request_id=request_id, call_id=call_id, dropped=("n>1",)))
     await journal.add_turn(turn)
-    await journal.end_call("c9", 5.0, "EngineTimeout", "no answer \ud800")
+    await journal.end_call("c9", "q-lost", 5.0, "EngineTimeout", "no answer \ud800")
     await journal.stop()
     with JournalReader(journal.path) as reader:
         calls = reader.calls("s")
@@ -93,7 +100,7 @@ async def test_delivery_kind_results_and_the_end_of_a_session_are_recorded(tmp_p
     journal.start()
     await journal.add_session(session_row("s", "r"))
     await journal.add_turn(replace(turn_of("s", 0), delivered=False))
-    await journal.mark_delivered("s", 0)
+    journal.mark_delivered("s", 0)
     await journal.set_kind("s", 0, Kind.COMPACTION)
     await journal.close_session("s", 9.0, "closed")
     await journal.add_result("r", "g", "t", 0, {"reward": 0.0})
@@ -113,7 +120,7 @@ async def test_a_wrong_row_fails_alone_and_its_batch_is_committed(tmp_path: Path
     writes = [journal.add_turn(turn_of("s", n)) for n in (1, 0, 2)]
     first, twice, last, unknown, no_json = await asyncio.gather(
         *writes,
-        journal.mark_delivered("s", 99),
+        journal.end_call("c", "q99", 1.0, "EngineTimeout", None),
         journal.add_result("r", "g", "t", 0, {"x": object()}),
         return_exceptions=True,
     )

@@ -182,7 +182,8 @@ def make_run(
                 journal.open_call(call_row(turn))
                 await journal.add_turn(replace(turn, delivered=False))
                 if turn.delivered:
-                    await journal.mark_delivered(turn.session_id, turn.id)
+                    journal.mark_delivered(turn.session_id, turn.id)
+                await journal.set_kind(turn.session_id, turn.id, turn.kind)
             await journal.close_session(f"s{n}", 2.0, "closed")
             await journal.add_result(rollout_id, "group", "task", 0, {"status": "completed", "reward": 1.0})
         await journal.stop()

@@ -417,6 +417,8 @@ def test_samples_lost_in_flight_and_failed_calls_are_counted_and_pass(run: Path)
     insert += "kind, ended_at, status) VALUES (?, ?, 's0', 1, 'd', 2, 1, '[]', 0, 'main', ?, ?)"
     sql(run, insert, "q-open", "x1", None, None)
     sql(run, insert, "q-failed", "x2", 5.0, "EngineTimeout")
+    assert [f.code for f in audit_run(run).findings] == [Code.DROPPED_TURN], "a closed session has nothing in flight"
+    sql(run, "UPDATE sessions SET closed_at = NULL, status = NULL WHERE id = 's0'")
     report = audit_run(run)
     assert report.ok, [str(f) for f in report.findings]
     assert (report.lost_in_flight, report.failed_calls, report.calls) == (1, 2, 44)
