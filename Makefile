@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package engine toolchain model system status demo adapter test lint smoke clean distclean
+.PHONY: help setup package engine toolchain mini model system status demo adapter test lint smoke clean distclean
 
 # Any Python from 3.8 on will do for the set-up; it finds the ones that the environments need.
 PYTHON ?= python3
@@ -13,7 +13,7 @@ SOURCES := nemo_polar tests recipes conf tools setup.py
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-setup: ## all of the below, in order
+setup: ## what the demo needs: all of the below but mini, in order
 	@$(SETUP) all
 
 system: ## bubblewrap, where this may be installed
@@ -24,6 +24,9 @@ package: ## .venv: the package and what its tests need
 
 toolchain: ## .polar/toolchain: Node and the pinned harness
 	@$(SETUP) toolchain
+
+mini: ## mini-swe-agent, into .polar/toolchain (one minute, 420 MB)
+	@$(SETUP) mini
 
 engine: ## .venv-engine: the embedded CPU engine (vLLM, 3.5 GB)
 	@$(SETUP) engine
@@ -45,7 +48,7 @@ lint: package ## ruff and pyright
 	@$(BIN)/ruff format --check --line-length 128 $(SOURCES)
 	@$(BIN)/pyright
 
-smoke: setup ## one real engine and one real harness, end to end
+smoke: setup mini ## one real engine and the real harnesses, end to end
 	@$(BIN)/python -m pytest -m "engine or harness" --timeout 600
 
 adapter: ## make the demo's adapter again: demonstrations, then the fit

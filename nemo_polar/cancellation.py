@@ -33,7 +33,10 @@ async def outlasted(future: asyncio.Future[_T]) -> asyncio.CancelledError | None
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
-            await asyncio.wait((future,))
+            await asyncio.shield(future)
         except asyncio.CancelledError as exc:
-            cancelled = exc
+            if not future.cancelled():
+                cancelled = exc
+        except Exception:  # noqa: BLE001 - the future's own, which the caller takes from it
+            break
     return cancelled

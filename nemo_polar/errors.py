@@ -11,7 +11,9 @@
     │   ├── ContextOverflow     400: the prompt does not fit the context
     │   ├── Unauthorized        401: unknown, expired or foreign secret
     │   ├── NotFound            404: no such route or model
+    │   ├── TooSlow             408: the request did not arrive in time
     │   ├── TooLarge            413: the body is over the limit
+    │   │   └── HeaderTooLarge  431: so is the header
     │   ├── Overloaded          429: a bound on calls was reached
     │   └── Unavailable         503: the engine, the journal or the proxy cannot serve now
     ├── TokenError              ids cannot be made, extended or parsed
@@ -109,11 +111,25 @@ class NotFound(CallError):
     kind = "not_found"
 
 
+class TooSlow(CallError):
+    """The request did not arrive in time."""
+
+    status = 408
+    kind = "too_slow"
+
+
 class TooLarge(CallError):
     """The body is over the limit."""
 
     status = 413
     kind = "too_large"
+
+
+class HeaderTooLarge(TooLarge):
+    """The header is over the limit."""
+
+    status = 431
+    kind = "header_too_large"
 
 
 class Overloaded(CallError):

@@ -26,7 +26,11 @@ _BUILT_IN: dict[PluginKind, dict[str, str]] = {
         "scripted": "nemo_polar.engines.scripted:ScriptedEngine",
         "chat_prefix": "nemo_polar.engines.chat_prefix:ChatPrefixEngine",
     },
-    "harnesses": {"pi": "nemo_polar.harnesses.pi:Pi", "shell": "nemo_polar.harnesses.shell:Shell"},
+    "harnesses": {
+        "pi": "nemo_polar.harnesses.pi:Pi",
+        "mini_swe_agent": "nemo_polar.harnesses.mini_swe_agent:MiniSweAgent",
+        "shell": "nemo_polar.harnesses.shell:Shell",
+    },
     "sandboxes": {
         "local": "nemo_polar.sandboxes.local:LocalSandbox",
         "process": "nemo_polar.sandboxes.process:ProcessSandbox",

@@ -52,19 +52,40 @@ class CaptureSettings(Settings):
     """The name the harness is told; other names are answered with the provider's 'no such model'."""
     any_model: bool = True
     """True: whatever model name a harness sends is served (several send names of their own for side calls)."""
+    max_connections: int = Field(default=4096, gt=0)
+    """Of each listener; fewer where the process may not open so many files."""
+    max_header_bytes: int = Field(default=16 * 1024, ge=1024)
+    """Of a request line, of one header, and of what has come of a header that is not complete."""
     max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0)
+    """Of a request, after its content encoding is undone."""
     max_parts: int = Field(default=20_000, gt=0)
     """Message parts in one request."""
+    max_images: int = Field(default=64, ge=0)
+    """Images that are new in one request."""
+    max_image_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
+    """Of one image's URL, which holds the image itself where it is sent inline."""
     max_sessions: int = Field(default=4096, gt=0)
     max_calls: int = Field(default=1024, gt=0)
     """Calls in flight in all; more get 429."""
     max_calls_per_session: int = Field(default=16, gt=0)
+    max_streams: int = Field(default=1024, gt=0)
+    """Streamed answers under way in all; more get 429."""
     session_seconds: float = Field(default=6 * 3600, gt=0)
     """Life of a secret, unless the session asks for less."""
+    idle_seconds: float | None = Field(default=None, gt=0)
+    """A session without a call for so long is closed; None: never. Not under ``read_seconds``, as a call may take that long to
+    arrive."""
     call_seconds: float = Field(default=1800, gt=0)
     """Deadline of one call, from its first byte."""
+    header_seconds: float = Field(default=20, gt=0)
+    """For a client to send the header of a request it has begun."""
     read_seconds: float = Field(default=60, gt=0)
-    """For a client to send its whole request."""
+    """For a client to send the body of its request."""
+    write_seconds: float = Field(default=60, gt=0)
+    """For a client to take some of what lies ready for it; then the connection is cut, and the sample goes on as when a client
+    has gone."""
+    connection_idle_seconds: float = Field(default=75, gt=0)
+    """For a connection to wait for its next request."""
     grace_seconds: float = Field(default=30, ge=0)
     """How long a sample runs on after its client has gone."""
     keep_alive_seconds: float = Field(default=5, gt=0)
@@ -85,6 +106,12 @@ class CaptureSettings(Settings):
     sampling: SamplingPolicy = SamplingPolicy()
     max_context: int | None = Field(default=None, gt=0)
     """Tokens; None: what the engine reports."""
+
+    @model_validator(mode="after")
+    def _idle_is_longer_than_a_request_takes(self) -> Self:
+        if self.idle_seconds is not None and self.idle_seconds < self.read_seconds:
+            raise ValueError("idle_seconds: must be at least read_seconds, or a session is closed while its call arrives")
+        return self
 
 
 class CodecSettings(Settings):

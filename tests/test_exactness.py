@@ -74,10 +74,14 @@ def write_run_manifest(folder: Path, codec: Codec, policy: TracePolicy) -> None:
     write_manifest(folder, manifest)
 
 
-def drift(traces: tuple[Trace, ...], folder: Path) -> int:
-    """Trained tokens whose context is not the one they were sampled in, worked out here and not by the audit."""
+def drift(traces: tuple[Trace, ...], folder: Path, session_id: str | None = None) -> int:
+    """Trained tokens whose context is not the one they were sampled in, worked out here and not by the audit.
+
+    ``session_id`` is that of the session the traces are of, where there are several.
+    """
     with JournalReader(folder / JOURNAL) as journal:
-        requests = {t.id: t.request_id for s in journal.sessions() for t in journal.turns(s.id)}
+        sessions = [s.id for s in journal.sessions() if session_id in (None, s.id)]
+        requests = {t.id: t.request_id for s in sessions for t in journal.turns(s)}
     log = {c.request_id: c for c in read_engine_log(folder / ENGINE_LOG)}
     wrong = 0
     for trace in traces:

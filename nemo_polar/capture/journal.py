@@ -17,6 +17,7 @@ import logging
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ _PROBE_BYTES = 64 * 1024
 _CHUNKS = (64, 16, 4, 1)
 """Rows in one INSERT. Few sizes, so that each is compiled once; large ones, as every statement lets go of the interpreter's
 lock and, under load, waits to have it back."""
+_BUSY = 4
+"""Writes in the last transaction from which on the next one waits a little for more: a transaction costs several rows."""
+_COMPANY_SECONDS = 0.003
 _LAZY_SECONDS = 0.02
 """How long a row nobody waits for may wait for company."""
 
@@ -227,8 +231,9 @@ class Journal:
 
     def _run(self) -> None:
         running = True
+        batch: list[_Write] = []
         while running:
-            batch, running = self._take()
+            batch, running = self._take(len(batch) >= _BUSY)
             if batch:
                 _settle(batch, self._commit([w.what for w in batch]))
             elif running:
@@ -240,11 +245,13 @@ class Journal:
                 log.warning("%s: left with a write-ahead log, which the next reader takes over: %s", self.path, exc)
             self._close()
 
-    def _take(self) -> tuple[list[_Write], bool]:
-        """What is queued, waiting for the first of it; False when it is time to stop."""
+    def _take(self, busy: bool) -> tuple[list[_Write], bool]:
+        """What is queued, waiting for the first of it; False when it is time to stop. While ``busy``, for company too."""
         batch: list[_Write] = []
         try:
             write = self._queue.get(timeout=None if self._writable else _PROBE_SECONDS)
+            if busy and write is not None:
+                time.sleep(_COMPANY_SECONDS)
             while write is not None:
                 batch.append(write)
                 if len(batch) == _MAX_BATCH:

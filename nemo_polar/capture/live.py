@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 
 from nemo_polar.errors import CallError
 from nemo_polar.types import Delta, Reply, Turn
@@ -33,7 +32,8 @@ class LiveReply:
         self.task: asyncio.Task[None] | None = None
         self._grace = grace
         self._expiry: asyncio.TimerHandle | None = None
-        self._news = asyncio.Event()
+        self._waiting: list[asyncio.Future[bool]] = []
+        """Readers that wait for news: True, or silence: False."""
 
     @property
     def done(self) -> bool:
@@ -56,8 +56,9 @@ class LiveReply:
             self._wake()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        waiting, self._waiting = self._waiting, []
+        for reader in waiting:
+            _tell(reader, True)
 
     # --- the side that reads ------------------------------------------------------------------------------------------
 
@@ -81,21 +82,35 @@ class LiveReply:
         """Batches of deltas, from the first. An empty batch means ``silence`` seconds without news. Ends when the reply has."""
         at = 0
         while True:
-            news = self._news
             if at < len(self.deltas):
-                batch = self.deltas[at:]
-                at = len(self.deltas)
+                batch = self.deltas[at:] if at else self.deltas[:]
+                at += len(batch)
                 yield batch
             elif self.done:
                 return
-            else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(silence):
-                        await news.wait()
-                    continue
+            elif not await self._news(silence):
                 yield ()
 
     async def ended(self) -> None:
         """Return once it has finished or failed."""
         while not self.done:
-            await self._news.wait()
+            await self._news(None)
+
+    async def _news(self, silence: float | None) -> bool:
+        """Wait for something to happen; False after ``silence`` seconds of nothing. This runs once a token."""
+        loop = asyncio.get_running_loop()
+        reader: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append(reader)
+        timer = None if silence is None else loop.call_later(silence, _tell, reader, False)
+        try:
+            return await reader
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if reader in self._waiting:  # silence, or the reader was cancelled
+                self._waiting.remove(reader)
+
+
+def _tell(reader: asyncio.Future[bool], news: bool) -> None:
+    if not reader.done():
+        reader.set_result(news)

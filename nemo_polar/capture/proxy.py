@@ -23,18 +23,26 @@ from aiohttp import web
 
 from nemo_polar import registry
 from nemo_polar.capture.calls import Calls
-from nemo_polar.capture.control import control_app
+from nemo_polar.capture.connection import Connections, Shape
+from nemo_polar.capture.control import control_app, control_error, control_refusal
 from nemo_polar.capture.draw import Drawer, Gate
 from nemo_polar.capture.journal import Journal, SessionRow
+from nemo_polar.capture.limits import Limits
+from nemo_polar.capture.listener import Refusal, serve
 from nemo_polar.capture.roots import RootCache
 from nemo_polar.capture.seen import SeenRequests
-from nemo_polar.capture.sessions import SessionHandle, SessionRecord, SessionStore
+from nemo_polar.capture.sessions import Session, SessionHandle, SessionRecord, SessionStore
+from nemo_polar.capture.share import LoopShare
 from nemo_polar.engines.base import Engine, EngineInfo
 from nemo_polar.errors import ConfigError, EngineError, JournalError
 from nemo_polar.settings import CaptureSettings
 from nemo_polar.tokens.base import Codec
 
 log = logging.getLogger("nemo_polar.capture")
+_SWEEP_SECONDS = 5.0
+"""At most between two looks for sessions and connections that are over."""
+_ENDED_BY = {"expired": "session_seconds", "idle": "idle_seconds"}
+"""The setting behind how a session ended."""
 
 
 class CaptureProxy:
@@ -49,6 +57,7 @@ class CaptureProxy:
         journal: Journal,
         thinking_retention: str = "all",
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.codec = codec
@@ -59,13 +68,16 @@ class CaptureProxy:
         self.control_url: str | None = None
         self.control_secret = "polar-control-" + secrets.token_urlsafe(32)
         self.info: EngineInfo
-        self.sessions = SessionStore(settings.max_sessions, clock)
+        self.limits = Limits(settings)
+        self.sessions = SessionStore(settings.max_sessions, self.limits, clock, monotonic)
         self.gate = Gate(0, asyncio.Event())
         self._retention = thinking_retention
         self._clock = clock
         self._threads = ThreadPoolExecutor(settings.render_threads, "polar-render")
-        self._runners: list[web.AppRunner] = []
+        self._runners: list[web.BaseRunner] = []
         self._seen = SeenRequests(settings.reuse_bytes)
+        self._connections: list[Connections] = []
+        self._sweeper: asyncio.Task[None] | None = None
         self._calls: Calls
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -82,6 +94,7 @@ class CaptureProxy:
         if self.settings.max_context is not None:
             self.info = replace(self.info, max_context=min(self.info.max_context, self.settings.max_context))
         self.journal.start()
+        share = LoopShare()
         drawer = Drawer(
             engine=self.engine,
             info=self.info,
@@ -91,10 +104,12 @@ class CaptureProxy:
             model=self.settings.model,
             retries=self.settings.engine_retries,
             deadline=self.settings.call_seconds,
+            share=share,
             clock=self._clock,
         )
         self._calls = Calls(
             settings=self.settings,
+            limits=self.limits,
             dialects=[registry.resolve("dialects", name)() for name in registry.names("dialects")],
             sessions=self.sessions,
             codec=self.codec,
@@ -104,6 +119,7 @@ class CaptureProxy:
             seen=self._seen,
             roots=RootCache(self.settings.root_cache_bytes),
             threads=self._threads,
+            share=share,
             clock=self._clock,
             started_at=int(self._clock()),
             retention=self._retention,
@@ -112,7 +128,7 @@ class CaptureProxy:
         app = web.Application(client_max_size=0)
         app.router.add_route("*", "/{path:.*}", self._calls.handle)
         try:
-            data = await self._listen(app)
+            data = await self._listen(app, self._calls.refuse, self._calls.dialects[0].error)
             port = await self._bind(data, self.settings.host, self.settings.port)
             self.url = f"http://{self.settings.host}:{port}"
             if self.socket is not None:
@@ -120,28 +136,32 @@ class CaptureProxy:
                     self.socket.unlink()
                 await web.UnixSite(data, str(self.socket)).start()
             if self.settings.control:
-                control = await self._listen(control_app(self))
+                control = await self._listen(control_app(self), control_refusal, control_error)
                 port = await self._bind(control, self.settings.control_host, self.settings.control_port)
                 self.control_url = f"http://{self.settings.control_host}:{port}"
         except OSError as exc:
             await self.stop()
             raise ConfigError(f"the proxy cannot listen: {exc}; choose another address in the capture settings") from exc
+        self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep")
 
-    async def _listen(self, app: web.Application) -> web.AppRunner:
-        # handler_cancellation: a client that goes away must be noticed while its sample is still being drawn.
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=self.settings.shutdown_seconds)
-        await runner.setup()
-        self._runners.append(runner)
-        return runner
+    async def _listen(self, app: web.Application, refuse: Refusal, shape: Shape) -> web.BaseRunner:
+        connections = Connections(self.settings, self.limits, shape)
+        runners = await serve(app, refuse, connections, shutdown_timeout=self.settings.shutdown_seconds)
+        self._connections.append(connections)
+        self._runners += runners
+        return runners[0]
 
     @staticmethod
-    async def _bind(runner: web.AppRunner, host: str, port: int) -> int:
+    async def _bind(runner: web.BaseRunner, host: str, port: int) -> int:
         """Listen on TCP; the port that was got."""
         await web.TCPSite(runner, host, port).start()
         return runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Let calls in flight end within the shutdown time, abort and record the rest, close everything."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
         running = [live.task for session in self.sessions for live in session.live if live.task is not None]
         if running:
             _, late = await asyncio.wait(running, timeout=self.settings.shutdown_seconds)
@@ -153,8 +173,7 @@ class CaptureProxy:
         self._runners.clear()
         for session in self.sessions:
             with suppress(JournalError):
-                await self.journal.close_session(session.id, self._clock(), "shutdown")
-            self.sessions.remove(session.id)
+                await self._end(session, "shutdown")
         await self.journal.stop()
         await self.engine.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -187,6 +206,8 @@ class CaptureProxy:
             Overloaded: the bound on sessions is reached.
             JournalError: it cannot be recorded.
         """
+        if self.sessions.full:
+            await self.sweep()
         session, handle = self.sessions.open(
             rollout_id=rollout_id,
             task_id=task_id,
@@ -235,13 +256,44 @@ class CaptureProxy:
             for task in late:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        self.sessions.remove(session_id)
-        self._seen.forget(session_id)
         try:
-            await self.journal.close_session(session_id, self._clock(), "closed")
+            await self._end(session, "closed")
         except JournalError as exc:
             session.failures[b""] = f"JournalError: {exc}"
         return session.record()
+
+    async def _end(self, session: Session, status: str) -> None:
+        """Forget a session, and note why it ended. Raises ``JournalError`` when that cannot be noted; forgotten it is."""
+        self.sessions.remove(session.id)
+        self._seen.forget(session.id)
+        await self.journal.close_session(session.id, self._clock(), status)
+
+    async def sweep(self) -> None:
+        """Close the sessions that have expired or been idle for too long, and the connections that nobody reads any more."""
+        for connections in self._connections:
+            connections.sweep()
+        over = self.sessions.over(self.settings.idle_seconds)
+        for _, status in over:
+            self.limits.refused[_ENDED_BY[status]] += 1
+        noted = await asyncio.gather(*(self._end(session, status) for session, status in over), return_exceptions=True)
+        for (session, status), problem in zip(over, noted, strict=True):
+            if problem is None:
+                log.info("session %s is closed: %s", session.id, status)
+            elif isinstance(problem, JournalError):
+                log.warning("session %s is closed (%s), which could not be recorded: %s", session.id, status, problem)
+            else:
+                raise problem
+
+    async def _keep_sweeping(self) -> None:
+        settings = self.settings
+        bounds = (settings.idle_seconds or _SWEEP_SECONDS, settings.session_seconds, settings.write_seconds)
+        period = min(_SWEEP_SECONDS, min(bounds) / 4)
+        while True:
+            await asyncio.sleep(period)
+            try:
+                await self.sweep()
+            except Exception:  # the boundary of the task: one sweep that fails must not be the last
+                log.exception("unforeseen failure while closing idle sessions and connections")
 
     # --- weight updates -----------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 Recipe = Annotated[str | None, typer.Option("--recipe", "-r", help="A recipe's name, or the path of its YAML file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in the folder, or begin it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check settings, plug-ins and task files, and stop.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Rename a run folder of that name out of the way.")]
 
 
@@ -42,19 +44,84 @@ def rollout(
     overrides: Overrides = None,
     recipe: Recipe = None,
     overwrite: Overwrite = False,
+    resume: Resume = False,
     rescore: Annotated[bool, typer.Option("--rescore", help="Have the engine score every trace again at the end.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check settings, plug-ins and task files, and stop.")] = False,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Run tasks x rollouts into a run folder.
 
     For example: polar rollout --recipe demo group_size=4 harness=pi
 
+    After Ctrl-C or a crash, the same command with --resume goes on: rollouts with a result stay, all others are run again.
+
     Exits with 1 when rollouts failed for reasons of infrastructure or the audit found something.
     """
     from nemo_polar.cli.rollout import main as run
 
-    run(recipe, overrides or [], overwrite=overwrite, rescore=rescore, dry_run=dry_run, as_json=json)
+    run(recipe, overrides or [], overwrite=overwrite, resume=resume, rescore=rescore, dry_run=dry_run, as_json=json)
+
+
+@app.command("eval")
+@guarded
+def evaluate(
+    overrides: Overrides = None,
+    recipe: Recipe = None,
+    like: Annotated[
+        Path | None, typer.Option("--like", metavar="RUN", help="Take harness, sandbox, sampling and rendering from this run.")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option("--compare", metavar="A B", help="Compare two finished runs; run nothing.")
+    ] = None,
+    allow_different: Annotated[
+        bool, typer.Option("--allow-different", help="With --like and --compare: warn about differences, do not refuse.")
+    ] = False,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no evaluation.png.")] = False,
+    json: Json = False,
+) -> None:
+    """Evaluate a policy: pass@1, pass@k and mean reward, with intervals over tasks.
+
+    Runs group_size rollouts of each task as polar rollout does, and writes evaluation.json (and .png) into the run folder.
+    A rollout passes with a reward of at least evaluation.threshold (1). Draws come from capture.sampling.seed (0): the same
+    seed gives the same figures on an engine that draws the same. Infrastructure failures are counted, never as a 0.
+
+    As it is, on your tasks:
+
+        polar eval --recipe demo name=base group_size=8
+
+    A checkpoint, the way it was trained:
+
+        polar eval --like runs/train engine.url=URL policy.model=CKPT env.tasks=[test.yaml] name=step100 group_size=8
+
+    Did it get better? Paired by task, with an interval and a p-value:
+
+        polar eval --compare runs/base runs/step100
+
+    Other k or threshold, without running anything again: the same command with --resume evaluation.k=[1,2,4].
+
+    Exits with 1 when rollouts failed for reasons of infrastructure or the audit found something.
+    """
+    if compare is not None:
+        from nemo_polar.cli.evaluate import compare_command
+
+        compare_command(*compare, overrides or [], allow_different=allow_different, as_json=json)
+        return
+    from nemo_polar.cli.evaluate import main as run
+
+    run(
+        recipe,
+        overrides or [],
+        like=like,
+        allow_different=allow_different,
+        overwrite=overwrite,
+        resume=resume,
+        dry_run=dry_run,
+        plot=not no_plot,
+        as_json=json,
+    )
 
 
 @app.command()
@@ -118,19 +185,62 @@ def audit(
 @guarded
 def export(
     run_dir: RunDir,
-    target: Annotated[Path, typer.Argument(help="The JSON lines file to write.")],
+    target: Annotated[Path, typer.Argument(help="The file to write; its suffix, .jsonl or .parquet, chooses the format.")],
+    shape: Annotated[
+        str, typer.Option("--as", metavar="tokens|chat", help="Ids, masks and log-probabilities; or conversations.")
+    ] = "tokens",
     min_reward: Annotated[float | None, typer.Option(help="Only rollouts with at least this reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only rollouts with at most this reward.")] = None,
+    best: Annotated[
+        int | None, typer.Option(min=1, help="Only this many rollouts of each group: those with the highest reward.")
+    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only rollouts of this task; may be repeated.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(help="Only rollouts that ended so; may be repeated. [default: all but infrastructure failures]"),
+    ] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Only traces of this kind; may be repeated.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Only traces of at most this many tokens; none is cut.")] = None,
+    distinct: Annotated[bool, typer.Option("--distinct", help="Of equal traces (same ids, same mask) only the first.")] = False,
     all_traces: Annotated[bool, typer.Option("--all-traces", help="Also traces in which nothing is trained.")] = False,
+    arguments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="object|text", help="In chat rows, how tool arguments are written. [default: object; Parquet: text]"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write a run's traces as JSON lines.
+    """Write a run's traces for other programs: one row a trace.
 
-    With plain lists, for other programs.
+    Tokens are exactly what was sampled, with masks and log-probabilities:
+
+        polar export runs/demo demo.parquet
+
+    Chat rows (messages, tools) are what TRL and apply_chat_template take, for example the best of each group for SFT:
+
+        polar export runs/demo sft.jsonl --as chat --best 1 --distinct
+
+    What was left out, and why, is counted at the end. The file appears whole or not at all.
     """
-    from nemo_polar.cli.read import export_command
+    from nemo_polar.cli.export import main as run
 
-    export_command(run_dir, target, min_reward=min_reward, kinds=kind, all_traces=all_traces, as_json=json)
+    run(
+        run_dir,
+        target,
+        shape=shape,
+        arguments=arguments,
+        min_reward=min_reward,
+        max_reward=max_reward,
+        kinds=kind,
+        statuses=status,
+        tasks=task,
+        best=best,
+        max_tokens=max_tokens,
+        distinct=distinct,
+        all_traces=all_traces,
+        as_json=json,
+    )
 
 
 @app.command()
@@ -158,6 +268,42 @@ def demo(overrides: Overrides = None, json: Json = False) -> None:
     from nemo_polar.cli.demo import main as run
 
     run(overrides or [], as_json=json)
+
+
+bench = typer.Typer(help="Measure the package, from a clone.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def _bench() -> None:
+    pass
+
+
+@bench.command("proxy")
+@guarded
+def bench_proxy(
+    out: Annotated[Path, typer.Option(help="Folder for proxy.json, its table, its plots, and the proxies' own files.")] = Path(
+        "runs/bench-proxy"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="A minute and a half: ours and the pass-through.")] = False,
+    only: Annotated[str, typer.Option(help="Only some windows, by phrases between commas: '1 KB, 32 at a time, whole'.")] = "",
+    proxies: Annotated[
+        str, typer.Option(help="Which, by commas: passthrough, polar, rllm-model-gateway, agentlightning.")
+    ] = "",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Over which medians are taken. [default: 3, quick 2]")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with a Qwen3 tokenizer.json.")] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Where our time goes in one window (see --only). Needs py-spy.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Compare the capture proxy with a bare pass-through and with two peers.
+
+    In one run, against an engine that answers at once. Exits with 1 when a target is missed.
+    """
+    from nemo_polar.cli.bench import proxy as run
+
+    run(out, quick=quick, only=only, proxies=proxies, rounds=rounds, tokenizer=tokenizer, profile=profile, as_json=json)
 
 
 def main() -> None:

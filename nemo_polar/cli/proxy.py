@@ -58,8 +58,8 @@ async def _serve(settings: ProxySettings, folder: RunFolder, secret_file: Path |
             console.print(line, markup=False, highlight=False)
 
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(launched_engine(settings.engine, settings.policy, folder, say))
-        proxy = await make_proxy(settings.engine, settings.policy, settings.capture, folder, url)
+        urls = await stack.enter_async_context(launched_engine(settings.engine, settings.policy, folder, say))
+        proxy = await make_proxy(settings.engine, settings.policy, settings.capture, folder, urls)
         stack.push_async_callback(proxy.stop)
         await proxy.start()
         write_manifest(folder.path, manifest_of(settings, proxy, time.time()))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""``polar inspect``, ``polar audit`` and ``polar export``: what reads a run folder. None of them writes into it."""
+"""``polar inspect`` and ``polar audit``: what reads a run folder. Neither writes into it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from nemo_polar.settings import EngineSettings
 from nemo_polar.trajectory.audit import AuditReport
 from nemo_polar.trajectory.build import BuiltTraces, build_traces
 from nemo_polar.trajectory.codec import message_to_dict
-from nemo_polar.trajectory.export import export_jsonl
 from nemo_polar.trajectory.inspect import rollout_tree
 from nemo_polar.trajectory.records import JournalReader, SessionRow
 from nemo_polar.trajectory.store import Manifest, read_manifest, read_trajectories
-from nemo_polar.types import Kind, Trajectory, Turn
+from nemo_polar.types import Trajectory, Turn
 
 SHOWN_FINDINGS = 20
 
@@ -198,27 +197,3 @@ def _print_audit(report: AuditReport) -> None:
     if len(report.findings) > SHOWN_FINDINGS:
         out.print(f"... and {len(report.findings) - SHOWN_FINDINGS} more; --json shows all")
     out.print("ok" if report.ok else f"{len(report.findings)} findings", style="green" if report.ok else "red")
-
-
-# --- export -----------------------------------------------------------------------------------------------------------
-
-
-def export_command(
-    path: Path, target: Path, *, min_reward: float | None, kinds: Sequence[str] | None, all_traces: bool, as_json: bool
-) -> None:
-    """Write a run's traces as JSON lines."""
-    folder = opened(path)
-    unknown = [kind for kind in kinds or () if kind not in set(Kind)]
-    if unknown:
-        raise ConfigError(f"--kind {unknown[0]}: must be one of {', '.join(Kind)}")
-    rows = export_jsonl(
-        read_trajectories(folder.trajectories),
-        target,
-        min_reward=min_reward,
-        kinds=[Kind(kind) for kind in kinds] if kinds else None,
-        trained_only=not all_traces,
-    )
-    if as_json:
-        print_json({"rows": rows, "target": str(target)})
-    else:
-        stdout().print(f"{rows} traces in {target}", markup=False, highlight=False)

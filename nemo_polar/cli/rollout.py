@@ -9,30 +9,53 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from nemo_polar.cli.boundary import Exit, leave, run_async
+from nemo_polar.cli.boundary import Exit, complain, leave, run_async
 from nemo_polar.cli.console import RunView, print_json, stderr, stdout, summary, task_table
+from nemo_polar.errors import ConfigError
 from nemo_polar.rollout.compose import load_settings
-from nemo_polar.rollout.run import Finished, Run, check
+from nemo_polar.rollout.run import Checked, Finished, Run, check
 from nemo_polar.types import Status
 
 
-def main(recipe: str | None, overrides: Sequence[str], *, overwrite: bool, rescore: bool, dry_run: bool, as_json: bool) -> None:
+def main(
+    recipe: str | None,
+    overrides: Sequence[str],
+    *,
+    overwrite: bool,
+    resume: bool,
+    rescore: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """See ``polar rollout --help``."""
+    refuse_both(overwrite, resume)
     checked = check(load_settings(recipe, overrides))
     if dry_run:
-        settings = checked.settings
-        planned = len(checked.tasks) * settings.group_size
-        if as_json:
-            print_json(
-                {"tasks": [t.task.id for t in checked.tasks], "rollouts": planned, "settings": settings.model_dump(mode="json")}
-            )
-        else:
-            stdout().print(f"{len(checked.tasks)} tasks x {settings.group_size} rollouts = {planned}; all settings are good")
+        show_plan(checked, as_json=as_json)
         return
     view = RunView(stderr())
-    finished = run_async(watched(Run(checked, overwrite=overwrite, rescore=rescore, say=view.say), view))
+    finished = run_async(watched(Run(checked, overwrite=overwrite, resume=resume, rescore=rescore, say=view.say), view))
     show(finished, as_json=as_json)
+    if finished.cancelled:
+        complain("the same command with --resume goes on from here")
     leave(verdict(finished))
+
+
+def refuse_both(overwrite: bool, resume: bool) -> None:
+    """Raise ``ConfigError`` when a run is to be both resumed and put aside."""
+    if overwrite and resume:
+        raise ConfigError("--resume goes on with a run, --overwrite puts it aside; give one of them")
+
+
+def show_plan(checked: Checked, *, as_json: bool) -> None:
+    """What would be run."""
+    settings = checked.settings
+    planned = len(checked.tasks) * settings.group_size
+    if as_json:
+        tasks = [loaded.task.id for loaded in checked.tasks]
+        print_json({"tasks": tasks, "rollouts": planned, "settings": settings.model_dump(mode="json")})
+    else:
+        stdout().print(f"{len(checked.tasks)} tasks x {settings.group_size} rollouts = {planned}; all settings are good")
 
 
 async def watched(run: Run, view: RunView) -> Finished:

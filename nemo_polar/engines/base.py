@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class EngineInfo:
     streams: bool = True
     scores: bool = False
     """True when ``score`` works."""
+    weights_version: int | None = None
+    """What it serves already, when that is known to have a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,19 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class TellsWeights(Protocol):
+    """What an engine has besides when it can say which weights it serves: a restart is told from a hiccup by it."""
+
+    async def weights_version(self) -> int | None:
+        """The number last given to ``resume``; None when there is none, as after a (re)start. It answers while paused, too.
+
+        Raises:
+            EngineError: it does not answer.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class ChunkChecker:
     """Rule 1 at the door: every engine client passes its chunks through one of these."""
@@ -147,10 +162,10 @@ class ChunkChecker:
                 f"{self.request_id}: {len(token_ids)} ids with {len(logprobs)} log-probabilities at token {self.seen}"
             )
         ids = np.asarray(token_ids, dtype=np.int32)
-        lps = np.asarray([np.nan if x is None else x for x in logprobs], dtype=np.float32)
-        bad = ~np.isfinite(lps) | (lps > 1e-3) | (lps <= -9999.0)
-        if bad.any():
-            at = int(np.flatnonzero(bad)[0])
+        lps = np.asarray(logprobs, dtype=np.float32)  # None becomes NaN
+        good = (lps <= 1e-3) & (lps > -9999.0)  # which no NaN and no infinity is
+        if not good.all():
+            at = int(np.flatnonzero(~good)[0])
             raise EngineProtocol(
                 f"{self.request_id}: log-probability {lps[at]} at token {self.seen + at}; the engine must return a finite one "
                 "for every token it samples"

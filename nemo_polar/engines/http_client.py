@@ -48,6 +48,7 @@ class EngineHttp:
                 timeout=self._timeout,
                 headers=self._headers,
                 connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=True,
                 read_bufsize=2**18,
             )
@@ -167,7 +168,7 @@ def json_ids(values: Any) -> list[int]:
         ValueError: an entry is not a non-negative 32-bit integer.
         TypeError: not a list.
     """
-    if not all(type(value) is int and 0 <= value < 2**31 for value in values):
+    if values and not (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**31):
         raise ValueError("a token id is not a non-negative 32-bit integer")
     return values
 
@@ -179,6 +180,6 @@ def json_logprobs(values: Any) -> list[float | None]:
         ValueError: an entry is neither.
         TypeError: not a list.
     """
-    if not all(value is None or type(value) in (float, int) for value in values):
+    if not set(map(type, values)) <= {float, int, type(None)}:
         raise ValueError("a log-probability is not a number")
     return values

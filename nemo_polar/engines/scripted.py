@@ -69,6 +69,10 @@ class ScriptedEngine:
     async def health(self) -> None:
         """Always well."""
 
+    async def weights_version(self) -> int | None:
+        """See ``TellsWeights``."""
+        return self.core.weights_version
+
     async def pause(self) -> None:
         self.core.pause()
 

@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from nemo_polar.engines.base import Chunk, ChunkChecker
-from nemo_polar.engines.http_client import answer_error
+from nemo_polar.engines.http_client import answer_error, json_ids, json_logprobs
 from nemo_polar.engines.sse import SseLines
 from nemo_polar.errors import EngineError, EngineProtocol
 from nemo_polar.types import FinishReason
@@ -84,15 +84,18 @@ class TokenStream(ABC):
 
     def _read(self, data: bytes) -> tuple[Chunk | None, EngineError | None]:
         """All whole events in ``data`` as one chunk, and what was wrong after them."""
+        try:
+            payloads = [payload for payload in self._lines.feed(data) if payload != b"[DONE]"]
+        except EngineProtocol as exc:
+            return None, exc
+        events = self._loaded(payloads)
         ids: list[int] = []
         logprobs: list[float | None] = []
         finish: FinishReason | None = None
         error: EngineError | None = None
         try:
-            for payload in self._lines.feed(data):
-                if payload == b"[DONE]":
-                    continue
-                more_ids, more_logprobs, more_finish = self._event(payload)
+            for event, payload in zip(events, payloads, strict=True):
+                more_ids, more_logprobs, more_finish = self._event(event, payload)
                 if finish is not None and (more_ids or more_finish):
                     raise EngineProtocol(f"{self._request_id}: the engine sent tokens after its finish reason")
                 ids += more_ids
@@ -102,14 +105,33 @@ class TokenStream(ABC):
             error = exc
         if not ids and finish is None:
             return None, error
+        try:
+            json_ids(ids)
+            json_logprobs(logprobs)
+        except ValueError as exc:
+            raise EngineProtocol(
+                f"{self._request_id}: an event is not of the expected shape ({exc!r}): {data[:200]!r}"
+            ) from exc
         token_ids, packed = self._checker.check(ids, logprobs, finish)
         return Chunk(token_ids, packed, finish, weights_version=self._version), error
 
-    def _event(self, payload: bytes) -> Sampled:
+    @staticmethod
+    def _loaded(payloads: list[bytes]) -> list[Any]:
+        """Each payload as JSON, all in one go; the text itself for those from the first that is none, should there be one."""
         try:
-            event = orjson.loads(payload)
-        except orjson.JSONDecodeError as exc:
-            raise EngineProtocol(f"{self._request_id}: an event is not JSON ({exc}): {payload[:80]!r}") from exc
+            events = orjson.loads(b"[" + b",".join(payloads) + b"]")
+            if len(events) == len(payloads):
+                return events
+        except orjson.JSONDecodeError:
+            pass
+        return list(payloads)
+
+    def _event(self, event: Any, payload: bytes) -> Sampled:
+        if isinstance(event, bytes):
+            try:
+                event = orjson.loads(payload)
+            except orjson.JSONDecodeError as exc:
+                raise EngineProtocol(f"{self._request_id}: an event is not JSON ({exc}): {payload[:80]!r}") from exc
         if not isinstance(event, dict):
             raise EngineProtocol(f"{self._request_id}: an event is not an object: {payload[:80]!r}")
         if "error" in event:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemo_polar.engines.http_client import json_ids, json_logprobs
 from nemo_polar.engines.token_stream import Sampled, TokenStream, version_number
 from nemo_polar.types import FinishReason
 
@@ -23,17 +22,11 @@ class GenerateStream(TokenStream):
         if not event["choices"]:
             return [], [], None  # usage only
         (choice,) = event["choices"]
-        ids, logprobs = _tokens(choice)
+        ids: list[int] = choice["token_ids"] or []
+        entries = (choice["logprobs"] or {}).get("content") or []
+        if entries and [entry["token_id"] for entry in entries] != ids:
+            raise ValueError("the log-probabilities are of other ids than those sampled")
         finish = None if choice["finish_reason"] is None else FinishReason(choice["finish_reason"])
         spans = choice.get("weight_versions")
         self._version = version_number(spans[-1]["version"]) if spans else None  # the last token's
-        return ids, logprobs, finish
-
-
-def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float | None]]:
-    ids = json_ids(choice["token_ids"] or [])
-    logprobs = choice["logprobs"]
-    entries = (logprobs["content"] or []) if logprobs else []
-    if entries and [entry["token_id"] for entry in entries] != ids:
-        raise ValueError("the log-probabilities are of other ids than those sampled")
-    return ids, json_logprobs([entry["logprob"] for entry in entries])
+        return ids, [entry["logprob"] for entry in entries], finish

@@ -11,14 +11,15 @@ below the folder where set-up puts models and toolchains (``POLAR_HOME``, else `
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from nemo_polar.errors import ConfigError
 from nemo_polar.settings import (
+    CodecSettings,
     EngineSettings,
     EnvSettings,
     PluginSettings,
@@ -67,6 +68,10 @@ def _recipe_file(recipe: str) -> Path:
     return path.resolve()
 
 
+Adapt: TypeAlias = Callable[[Any, Sequence[str]], None]
+"""Changes a composed config (OmegaConf's ``DictConfig``, values still missing included) before it is checked, knowing which
+keys and groups the command line overrides."""
+
 _OPEN = (".options.", ".launch_options.", ".template_options.")
 """Keys under these are a plug-in's own; a command line may add to them without Hydra's ``+``."""
 
@@ -85,11 +90,13 @@ def _defaults(model: type[BaseModel], **nested: type[BaseModel]) -> dict[str, An
     return tree
 
 
-def _checked_overrides(overrides: Sequence[str]) -> list[str]:
+def _checked_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Overrides as Hydra is to get them, and the keys or groups they name."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    checked = []
+    checked: list[str] = []
+    keys: list[str] = []
     for text in overrides:
         try:
             key = OverridesParser.create().parse_override(text).key_or_group
@@ -97,10 +104,13 @@ def _checked_overrides(overrides: Sequence[str]) -> list[str]:
             raise ConfigError(f"override {text!r} is not KEY=VALUE: {_plain(exc)}") from exc
         free = any(part in f"{key}." for part in _OPEN) and text[0] not in "+~"
         checked.append(f"++{text}" if free else text)
-    return checked
+        keys.append(str(key).replace("/", "."))
+    return checked, keys
 
 
-def compose_tree(recipe: str | None, overrides: Sequence[str], *, only: Sequence[str] = ()) -> dict[str, Any]:
+def compose_tree(
+    recipe: str | None, overrides: Sequence[str], *, only: Sequence[str] = (), adapt: Adapt | None = None
+) -> dict[str, Any]:
     """The composed config as plain containers, every interpolation resolved; of it just the keys ``only``, if any are given.
 
     Raises:
@@ -116,24 +126,26 @@ def compose_tree(recipe: str | None, overrides: Sequence[str], *, only: Sequence
     OmegaConf.register_new_resolver("polar.package", lambda path: str(PACKAGE / path), replace=True)
     OmegaConf.register_new_resolver("polar.home", lambda path: str(home() / path), replace=True)
     OmegaConf.register_new_resolver("polar.engine_python", lambda: str(engine_python()), replace=True)
-    ConfigStore.instance().store(
-        name="settings",
-        node=_defaults(
-            RunSettings,
-            env=EnvSettings,
-            harness=PluginSettings,
-            sandbox=SandboxSettings,
-            engine=EngineSettings,
-            policy=PolicySettings,
-        ),
+    defaults = _defaults(
+        RunSettings,
+        env=EnvSettings,
+        harness=PluginSettings,
+        sandbox=SandboxSettings,
+        engine=EngineSettings,
+        policy=PolicySettings,
     )
+    defaults["policy"]["codec"] = _defaults(CodecSettings)
+    ConfigStore.instance().store(name="settings", node=defaults)
     conf = config_dir("conf")
     base = conf / "config.yaml" if recipe is None else _recipe_file(recipe)
-    changes = _checked_overrides(overrides)
+    changes, keys = _checked_overrides(overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(base.parent), version_base="1.3"):
             config = compose(base.stem, overrides=[*changes, f"hydra.searchpath=[file://{conf}]"])
+        if adapt is not None:
+            OmegaConf.set_struct(config, False)
+            adapt(config, keys)
         missing = sorted(key for key in OmegaConf.missing_keys(config) if not only or key.partition(".")[0] in only)
         if missing:
             raise ConfigError(f"{', '.join(missing)}: no value; give one as {missing[0]}=VALUE")
@@ -182,13 +194,13 @@ def describe(error: Any) -> str:
     return f"{key}: {message}{got}"
 
 
-def load_settings(recipe: str | None = None, overrides: Sequence[str] = ()) -> RunSettings:
+def load_settings(recipe: str | None = None, overrides: Sequence[str] = (), *, adapt: Adapt | None = None) -> RunSettings:
     """What ``polar rollout --recipe RECIPE OVERRIDES...`` runs.
 
     Raises:
         ConfigError: as ``compose_tree`` and ``validate``.
     """
-    return validate(compose_tree(recipe, overrides), RunSettings)
+    return validate(compose_tree(recipe, overrides, adapt=adapt), RunSettings)
 
 
 def load_proxy_settings(recipe: str | None = None, overrides: Sequence[str] = ()) -> ProxySettings:

@@ -7,13 +7,16 @@ runs/<name>/manifest.json        what was run: settings, versions, model, tasks
            /engine.jsonl         the engine's own log, for the audit
            /trajectories.jsonl   what a trainer reads
            /report.json          counts, statuses, rewards
-           /logs/                output of harnesses, verifiers and the engine
+           /logs/                output of harnesses, verifiers and the engine; run.lock, held by the run that works here
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,33 @@ class RunFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def lock(self) -> Path:
+        return self.logs / "run.lock"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Work in this folder alone. The hold ends with the block, or with the process, however that ends.
+
+        Raises:
+            ConfigError: another run works in it, or it cannot be locked.
+        """
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            raise ConfigError(f"{self.lock} cannot be made: {exc.strerror}") from exc
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise ConfigError(f"a run is under way in {self.path}; wait for it, or choose another name=") from exc
+            except OSError as exc:
+                raise ConfigError(f"{self.lock} cannot be locked: {exc.strerror}") from exc
+            yield
+        finally:
+            os.close(fd)
+
 
 def create_run_folder(path: Path, *, overwrite: bool = False) -> RunFolder:
     """A new, empty run folder.
@@ -61,7 +91,13 @@ def create_run_folder(path: Path, *, overwrite: bool = False) -> RunFolder:
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if not overwrite and not _never_started(path):
-                raise ConfigError(f"{path} is not empty; choose another name=, or give --overwrite to rename it out of the way")
+                raise ConfigError(
+                    f"{path} is not empty; choose another name=, give --resume to go on with that run, "
+                    "or --overwrite to rename it out of the way"
+                )
+            if RunFolder(path).lock.exists():
+                with RunFolder(path).held():
+                    pass
             number = 1
             while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
                 number += 1
@@ -73,9 +109,22 @@ def create_run_folder(path: Path, *, overwrite: bool = False) -> RunFolder:
     return folder
 
 
+def has_begun(path: Path) -> bool:
+    """True for the folder of a run that got as far as its first rollout: it has a manifest."""
+    return (path / MANIFEST).is_file()
+
+
 def _never_started(path: Path) -> bool:
     """True for a folder of ours from before its manifest was written."""
     return path.is_dir() and (path / "logs").is_dir() and not any((path / name).exists() for name in (MANIFEST, TRAJECTORIES))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What ``write_json`` wrote; None when there is no such file."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -19,6 +19,7 @@ from nemo_polar.engines.local_vllm import LocalVllm, VllmOptions
 from nemo_polar.errors import ConfigError, EngineUnavailable
 from nemo_polar.rollout.folder import RunFolder
 from nemo_polar.settings import EngineSettings, PolicySettings
+from nemo_polar.trajectory.store import replica_log
 
 RELAY_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
@@ -27,24 +28,31 @@ _PR_SET_PDEATHSIG = 1
 @asynccontextmanager
 async def launched_engine(
     engine: EngineSettings, policy: PolicySettings, folder: RunFolder, say: Callable[[str], None]
-) -> AsyncIterator[str | None]:
-    """The URL to use; None for an engine in this process. What was started is ended with the block.
+) -> AsyncIterator[tuple[str, ...]]:
+    """The URLs to use, one a replica; none for an engine in this process. What was started is ended with the block.
 
     Raises:
         ConfigError: neither a URL nor something to launch where one is needed; launch options that do not exist.
         EngineUnavailable: the engine or the relay did not start.
     """
     async with AsyncExitStack() as stack:
-        url = engine.url
+        urls = engine.urls or ((engine.url,) if engine.url is not None else ())
         if engine.launch == "local_vllm":
             server = _local_vllm(engine, policy, folder, say)
             say("starting the embedded engine (about half a minute)")
-            url = (await stack.enter_async_context(server)).url
+            urls = ((await stack.enter_async_context(server)).url,)
         if engine.relay:
-            if url is None:
+            if not urls:
                 raise ConfigError("engine.relay: needs an engine with a URL")
-            url = await stack.enter_async_context(_relay(url, folder.engine_log, folder.logs / "relay.log"))
-        yield url
+            if engine.urls:
+                # A relay and a log for each: an engine log has one writer, and a replica's relay falls with nobody else's.
+                relays = [
+                    _relay(url, replica_log(folder.path, n), folder.logs / f"relay-{n}.log") for n, url in enumerate(urls)
+                ]
+            else:
+                relays = [_relay(urls[0], folder.engine_log, folder.logs / "relay.log")]
+            urls = tuple([await stack.enter_async_context(relay) for relay in relays])
+        yield urls
 
 
 def _local_vllm(engine: EngineSettings, policy: PolicySettings, folder: RunFolder, say: Callable[[str], None]) -> LocalVllm:

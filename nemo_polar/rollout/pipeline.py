@@ -73,22 +73,66 @@ def root_hash(turns: Sequence[Turn]) -> str | None:
     return None if root is None else hashlib.sha256(root.prompt_delta.tobytes()).hexdigest()[:16]
 
 
-class Pipeline:
-    """One run of ``tasks``. Single use."""
+def first_prompt_hash(trajectory: Trajectory) -> str | None:
+    """The same of a finished rollout, as far as its traces hold that prompt."""
+    roots = [t for t in trajectory.traces if t.kind is Kind.MAIN and t.spans and t.spans[0].role == "prompt"]
+    if not roots:
+        return None
+    first = min(roots, key=lambda t: t.spans[0].turn)
+    return hashlib.sha256(first.token_ids[: first.spans[0].end].tobytes()).hexdigest()[:16]
 
-    def __init__(self, shop: Workshop, tasks: Iterable[LoadedTask], build: Build, recorder: Recorder) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What an interrupted run leaves to the one that goes on with it."""
+
+    kept: Mapping[str, Trajectory] = field(default_factory=dict)
+    """By rollout id: those that ended in a way that is about the policy. They are not run again."""
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    """Rollout id to the number of its next attempt; 0 for those not named."""
+    retried: int = 0
+
+
+def planned(tasks: Iterable[LoadedTask], group_size: int) -> list[tuple[LoadedTask, Identity]]:
+    """Every rollout of a run, in the order they are begun."""
+    queue: list[tuple[LoadedTask, Identity]] = []
+    for ordinal, loaded in enumerate(tasks):
+        group = f"{loaded.task.id}.{ordinal}"
+        queue += [(loaded, Identity(f"{group}.{k}", loaded.task.id, group)) for k in range(group_size)]
+    return queue
+
+
+def progress_of(total: int, earlier: Earlier) -> Progress:
+    """Where a run stands before it begins."""
+    progress = Progress(total=total, started=len(earlier.kept), retried=earlier.retried)
+    for trajectory in earlier.kept.values():
+        progress.statuses[trajectory.status] += 1
+        if (first := first_prompt_hash(trajectory)) is not None:
+            progress.prompts[trajectory.group_id].add(first)
+    return progress
+
+
+class Pipeline:
+    """One run of ``tasks``, or the rest of one. Single use."""
+
+    def __init__(
+        self,
+        shop: Workshop,
+        tasks: Iterable[LoadedTask],
+        build: Build,
+        recorder: Recorder,
+        earlier: Earlier | None = None,
+    ) -> None:
         self._shop = shop
         self._build = build
         self._recorder = recorder
-        size = shop.settings.group_size
-        self._queue: list[tuple[LoadedTask, Identity]] = []
-        for ordinal, loaded in enumerate(tasks):
-            group = f"{loaded.task.id}.{ordinal}"
-            self._queue += [(loaded, Identity(f"{group}.{k}", loaded.task.id, group)) for k in range(size)]
+        self._earlier = earlier or Earlier()
+        every = planned(tasks, shop.settings.group_size)
+        self._queue = [(loaded, who) for loaded, who in every if who.rollout_id not in self._earlier.kept]
         self._workers: list[asyncio.Task[None]] = []
         self._cancelled = False
-        self.progress = Progress(total=len(self._queue))
-        self.trajectories: list[Trajectory] = []
+        self.progress = progress_of(len(every), self._earlier)
+        self.trajectories: list[Trajectory] = list(self._earlier.kept.values())
 
     def cancel(self) -> None:
         """Start nothing more, and end what runs: ``run`` returns once it is cleaned up and recorded as cancelled."""
@@ -102,7 +146,7 @@ class Pipeline:
         return self._shop.stages.active()
 
     async def run(self) -> list[Trajectory]:
-        """Every rollout that was started, in the order they ended.
+        """Every rollout that was started, in the order they ended; those of an earlier run first.
 
         Raises:
             PolarError: results cannot be recorded (the disk is full, say). Everything under way has been cleaned up.
@@ -130,7 +174,7 @@ class Pipeline:
     async def _rollout(self, loaded: LoadedTask, who: Identity) -> None:
         """One rollout to its end; when cancelled, that is recorded before the cancellation goes on."""
         deadline = Deadline(self._shop.settings.seconds)
-        number = 0
+        first = number = self._earlier.attempts.get(who.rollout_id, 0)
         while True:
             attempt = Attempt(self._shop, loaded, who, number, deadline)
             try:
@@ -141,9 +185,9 @@ class Pipeline:
             if self._cancelled and status.infra:  # something could not be cleaned up, which took the cancellation's place
                 await uninterrupted(self._finish(attempt, Status.CANCELLED, error))
                 return
-            if status.infra and number < self._shop.settings.retries and deadline.left() > 0:
+            if status.infra and number - first < self._shop.settings.retries and deadline.left() > 0:
                 await uninterrupted(self._classified(attempt))
-                await uninterrupted(self._recorder.attempt(who, number, _result(attempt, status, error, final=False)))
+                await uninterrupted(self._recorder.attempt(who, number, _retried(attempt, status, error)))
                 self.progress.retried += 1
                 number += 1
                 continue
@@ -189,7 +233,7 @@ class Pipeline:
             final_message=attempt.final_message,
         )
         await self._recorder.trajectory(trajectory, attempt.number)
-        await self._recorder.attempt(attempt.who, attempt.number, _result(attempt, status, error, final=True))
+        await self._recorder.attempt(attempt.who, attempt.number, result_of(trajectory))
         self.trajectories.append(trajectory)
         self.progress.statuses[status] += 1
 
@@ -225,14 +269,27 @@ def _metrics(attempt: Attempt) -> dict[str, float]:
     return metrics
 
 
-def _result(attempt: Attempt, status: Status, error: str | None, *, final: bool) -> dict[str, Any]:
-    verdict = attempt.verdict if not status.infra else None
+def _retried(attempt: Attempt, status: Status, error: str | None) -> dict[str, Any]:
+    """The result of an attempt that is followed by another."""
     return {
         "status": status.value,
-        "reward": None if verdict is None else float(verdict.reward),
-        "components": {} if verdict is None else dict(verdict.components),
+        "reward": None,
+        "components": {},
         "error": error,
-        "final": final,
+        "final": False,
         "final_message": attempt.final_message,
         "metrics": _metrics(attempt),
+    }
+
+
+def result_of(trajectory: Trajectory) -> dict[str, Any]:
+    """The result of the attempt that a trajectory was made of."""
+    return {
+        "status": trajectory.status.value,
+        "reward": trajectory.reward,
+        "components": dict(trajectory.components),
+        "error": trajectory.error,
+        "final": True,
+        "final_message": trajectory.final_message,
+        "metrics": dict(trajectory.metrics),
     }

@@ -14,7 +14,10 @@ from nemo_polar.types import Status, Trajectory
 
 
 def outcome_of(progress: Progress, trajectories: Sequence[Trajectory], *, wall_s: float, cancelled: bool) -> dict[str, Any]:
-    """The part of the report that needs no audit. A failure of infrastructure has no reward and enters no mean."""
+    """The part of the report that needs no audit. A failure of infrastructure has no reward and enters no mean.
+
+    ``trajectories`` are all of the run, those of the run that it resumed included; ``wall_s`` are this process's seconds.
+    """
     rewards = [t.reward for t in trajectories if t.reward is not None]
     return {
         "rollouts": len(trajectories),

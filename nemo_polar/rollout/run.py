@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +23,25 @@ from nemo_polar import registry
 from nemo_polar.capture.journal import Journal
 from nemo_polar.capture.proxy import CaptureProxy
 from nemo_polar.engines.base import Engine
+from nemo_polar.engines.replicas import ReplicaSet
 from nemo_polar.errors import ConfigError, HarnessError, SandboxError, VerifierError
 from nemo_polar.harnesses.base import Endpoint, Harness, HarnessTask
 from nemo_polar.rollout.attempt import Workshop
 from nemo_polar.rollout.audited import audit_folder
-from nemo_polar.rollout.folder import RunFolder, create_run_folder, write_json
+from nemo_polar.rollout.folder import RunFolder, create_run_folder, has_begun, read_json, write_json
 from nemo_polar.rollout.launch import launched_engine
-from nemo_polar.rollout.manifest import manifest_of
-from nemo_polar.rollout.pipeline import Built, Pipeline
+from nemo_polar.rollout.manifest import manifest_of, plain_settings, task_hashes
+from nemo_polar.rollout.pipeline import Built, Earlier, Pipeline, planned, progress_of
 from nemo_polar.rollout.recorder import FolderRecorder
 from nemo_polar.rollout.report import outcome_of
+from nemo_polar.rollout.resume import Left, read_left, refuse_other_engine, take_over
 from nemo_polar.rollout.stages import Stages
 from nemo_polar.rollout.tasks import LoadedTask, Task, load_tasks
 from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, Sandbox, SandboxSpec
 from nemo_polar.settings import CaptureSettings, EngineSettings, PolicySettings, RunSettings
 from nemo_polar.tokens.load import load_codec
 from nemo_polar.trajectory.build import build_traces
-from nemo_polar.trajectory.store import write_manifest
+from nemo_polar.trajectory.store import engine_logs, write_manifest
 from nemo_polar.types import Kind, Trajectory, Turn
 from nemo_polar.verifiers.base import Verifier
 
@@ -64,6 +66,8 @@ class Finished:
     report: dict[str, Any]
     trajectories: list[Trajectory]
     cancelled: bool
+    nothing_to_do: bool = False
+    """The run had been finished before; it was only read."""
 
 
 def make_verifier(task: Task) -> Verifier:
@@ -127,17 +131,28 @@ def void(_: object) -> None:
 
 
 async def make_proxy(
-    engine: EngineSettings, policy: PolicySettings, capture: CaptureSettings, folder: RunFolder, url: str | None
+    engine: EngineSettings, policy: PolicySettings, capture: CaptureSettings, folder: RunFolder, urls: Sequence[str]
 ) -> CaptureProxy:
-    """A proxy that journals into ``folder``; not started.
+    """A proxy that journals into ``folder``, for the engine at ``urls`` (one a replica, none in this process); not started.
 
     Raises:
         ConfigError: no tokenizer there, or engine options that do not exist.
     """
     codec = await asyncio.to_thread(load_codec, policy.codec)
-    client = make_engine(engine, url, folder.engine_log)
+    client = make_replicas(engine, urls, folder.engine_log)
     retention = policy.codec.thinking_retention
     return CaptureProxy(capture, codec=codec, engine=client, journal=Journal(folder.journal), thinking_retention=retention)
+
+
+def make_replicas(settings: EngineSettings, urls: Sequence[str], log: Path) -> Engine:
+    """One client for the engine at ``urls``, all replicas of it; they are called by the names they have in the settings.
+
+    Raises:
+        ConfigError: its options are wrong.
+    """
+    if not settings.urls:
+        return make_engine(settings, urls[0] if urls else None, log)
+    return ReplicaSet({name: make_engine(settings, url, log) for name, url in zip(settings.urls, urls, strict=True)})
 
 
 def make_engine(settings: EngineSettings, url: str | None, log: Path) -> Engine:
@@ -176,13 +191,27 @@ async def _scratch() -> AsyncIterator[Path]:
 class Run:
     """One run. ``cancel`` may be called from a signal handler of the loop."""
 
-    def __init__(self, checked: Checked, *, overwrite: bool = False, rescore: bool = False, say: Say = void) -> None:
-        """``rescore``: have the engine score what it drew once more, while it still serves, as part of the audit."""
+    def __init__(
+        self,
+        checked: Checked,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        rescore: bool = False,
+        say: Say = void,
+    ) -> None:
+        """How to go about it.
+
+        Args:
+            resume: go on with what is in the run folder; if no run was begun there, begin it.
+            rescore: have the engine score what it drew once more, while it still serves, as part of the audit.
+        """
         self.settings = checked.settings
         self.pipeline: Pipeline | None = None
         """Set once rollouts start; its ``progress`` is what to show."""
         self._checked = checked
         self._overwrite = overwrite
+        self._resume = resume
         self._rescore = rescore
         self._say = say
         self._cancelled = False
@@ -200,7 +229,7 @@ class Run:
         """Do it.
 
         Raises:
-            ConfigError: the run folder exists, or an address cannot be bound.
+            ConfigError: the run folder exists or is in use, the run to resume is another one, or an address cannot be bound.
             EngineError: the engine cannot be reached or trained on.
             JournalError: results cannot be written.
             CancelledError: cancelled before a rollout was started.
@@ -208,41 +237,87 @@ class Run:
         self._task = asyncio.current_task()
         settings = self.settings
         began = time.time()
-        folder = create_run_folder(Path(settings.out) / settings.name, overwrite=self._overwrite)
+        path = Path(settings.out) / settings.name
+        resumes = self._resume and has_begun(path)
+        folder = RunFolder(path) if resumes else create_run_folder(path, overwrite=self._overwrite)
         async with AsyncExitStack() as stack:
+            stack.enter_context(folder.held())
+            left = await self._left(folder) if resumes else None
+            if left is not None and len(left.earlier.kept) == self._total:
+                return await self._finished_before(folder, left, began)
             scratch = await stack.enter_async_context(_scratch())
-            url = await stack.enter_async_context(launched_engine(settings.engine, settings.policy, folder, self._say))
-            proxy = await self._proxy(stack, folder, url, scratch)
-            pipeline = self._pipeline(proxy, folder, scratch)
-            write_manifest(folder.path, manifest_of(settings, proxy, began))
+            urls = await stack.enter_async_context(launched_engine(settings.engine, settings.policy, folder, self._say))
+            proxy = await self._proxy(stack, folder, urls, scratch)
+            recorder = FolderRecorder(folder, proxy.journal)
+            pipeline = self._pipeline(proxy, folder, scratch, recorder, left.earlier if left is not None else Earlier())
+            manifest = manifest_of(settings, proxy, began, self._checked.tasks)
+            if left is None:
+                write_manifest(folder.path, manifest)
+            else:
+                refuse_other_engine(folder, left.manifest, manifest)
+                await take_over(folder, left, recorder)
             self.pipeline = pipeline
             trajectories = await pipeline.run()
             report = outcome_of(pipeline.progress, trajectories, wall_s=time.time() - began, cancelled=self._cancelled)
-            report |= await self._audited(proxy, folder)
+            report |= await self._audited(proxy.engine, folder)
             write_json(folder.report, report)
         return Finished(folder, report, trajectories, self._cancelled)
 
-    async def _audited(self, proxy: CaptureProxy, folder: RunFolder) -> dict[str, Any]:
+    @property
+    def _total(self) -> int:
+        return len(self._checked.tasks) * self.settings.group_size
+
+    async def _left(self, folder: RunFolder) -> Left:
+        """What is there to go on with."""
+        tasks = self._checked.tasks
+        every = [who for _, who in planned(tasks, self.settings.group_size)]
+        left = await asyncio.to_thread(read_left, folder, plain_settings(self.settings), task_hashes(tasks), every)
+        self._say(f"resuming: {len(left.earlier.kept)} of {len(every)} rollouts have a result")
+        return left
+
+    async def _finished_before(self, folder: RunFolder, left: Left, began: float) -> Finished:
+        """Nothing is left to run. If it was interrupted before its report was written, that is made up for."""
+        trajectories, progress = list(left.earlier.kept.values()), progress_of(self._total, left.earlier)
+        before = read_json(folder.report)
+        if before is not None and not before["cancelled"] and before["rollouts"] == self._total:
+            self._say(f"nothing to do: all {self._total} rollouts have a result")
+            return Finished(folder, before, trajectories, False, nothing_to_do=True)
+        self._say(f"no rollout is left to run: all {self._total} have a result; making the report")
+        journal = Journal(folder.journal)
+        journal.start()
+        try:
+            await take_over(folder, left, FolderRecorder(folder, journal))
+        finally:
+            await journal.stop()
+        report = outcome_of(progress, trajectories, wall_s=time.time() - began, cancelled=False)
+        report |= await self._audited(None, folder)
+        write_json(folder.report, report)
+        return Finished(folder, report, trajectories, False)
+
+    async def _audited(self, engine: Engine | None, folder: RunFolder) -> dict[str, Any]:
         """The audit's part of the report; without an engine-side log there is nothing to audit against."""
-        if not folder.engine_log.exists():
+        if not engine_logs(folder.path):
             return {"audited": False}
-        self._say("auditing" if not self._rescore else "auditing, and scoring every trace again")
-        engine = proxy.engine if self._rescore and not self._cancelled else None
+        if not self._rescore or self._cancelled:
+            engine = None
+        self._say("auditing" if engine is None else "auditing, and scoring every trace again")
         return {"audited": True, **(await audit_folder(folder.path, engine)).to_dict()}
 
-    async def _proxy(self, stack: AsyncExitStack, folder: RunFolder, url: str | None, scratch: Path) -> CaptureProxy:
+    async def _proxy(self, stack: AsyncExitStack, folder: RunFolder, urls: Sequence[str], scratch: Path) -> CaptureProxy:
         settings = self.settings
         self._say("loading the tokenizer")
         # Sessions are made in this process: nobody needs the control listener.
         socket = settings.capture.socket or str(scratch / "proxy.sock")
         capture = settings.capture.model_copy(update={"socket": socket, "control": False})
-        proxy = await make_proxy(settings.engine, settings.policy, capture, folder, url)
+        proxy = await make_proxy(settings.engine, settings.policy, capture, folder, urls)
         self._say("connecting the engine")
         stack.push_async_callback(proxy.stop)
         await proxy.start()
         return proxy
 
-    def _pipeline(self, proxy: CaptureProxy, folder: RunFolder, scratch: Path) -> Pipeline:
+    def _pipeline(
+        self, proxy: CaptureProxy, folder: RunFolder, scratch: Path, recorder: FolderRecorder, earlier: Earlier
+    ) -> Pipeline:
         settings = self.settings
         sandbox = registry.resolve("sandboxes", settings.sandbox.name)
 
@@ -264,4 +339,4 @@ class Run:
             logs=folder.logs,
             context=proxy.info.max_context,
         )
-        return Pipeline(shop, self._checked.tasks, build, FolderRecorder(folder, proxy.journal))
+        return Pipeline(shop, self._checked.tasks, build, recorder, earlier)

@@ -31,7 +31,7 @@ def message_dicts(messages: Sequence[Message], quote: Quote, *, names: Mapping[s
     found = dict(names or {})
     dicts: list[dict[str, Any]] = []
     for n, message in enumerate(messages):
-        refuse_images(message, f"messages.{n}")
+        refuse_images(message, f"messages[{n}]")
         if message.role is Role.ASSISTANT:
             found |= {call.id: call.name for call in message.tool_calls}
             dicts.append(_assistant(message, quote))
@@ -56,15 +56,15 @@ def refuse_images(message: Message, where: str) -> None:
     """Raises ``BadRequest`` at the first image in ``message``: only ids travel to the engine, and an image has none."""
     for n, part in enumerate(message.parts):
         if isinstance(part, Image):
-            raise _no_images(f"{where}.content.{n}")
+            raise _no_images(f"{where}.content[{n}]")
         if isinstance(part, ToolResult):
             for k, inner in enumerate(part.content):
                 if isinstance(inner, Image):
-                    raise _no_images(f"{where}.content.{n}.content.{k}")
+                    raise _no_images(f"{where}.content[{n}].content[{k}]")
 
 
 def _no_images(param: str) -> BadRequest:
-    return BadRequest(f"{param}: this model is served as a text model and cannot see images; send text only", param=param)
+    return BadRequest(f"{param}: this model is served as a text model and cannot see images; send text only.", param=param)
 
 
 def _assistant(message: Message, quote: Quote) -> dict[str, Any]:

@@ -1,93 +1,145 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories as JSON lines for other programs: one row a trace, arrays as plain lists, no base64.
+"""A run's trajectories for other programs: as tokens or as chat, as JSON lines or as Parquet.
 
-An export is a view: nothing reads it back. Advantages are not in it, as they depend on which rollouts are compared.
+An export is a view: nothing reads it back. ``export_rows`` and ``export_chat`` say what a row is, ``export_filters`` what goes
+in, ``export_files`` and ``export_parquet`` how it is written. Rows are streamed; a file appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, Literal, TypeAlias
 
-from nemo_polar.errors import JournalError
-from nemo_polar.trajectory.codec import dumps
-from nemo_polar.types import Kind, Status, Trace, Trajectory
+import numpy as np
 
-FORMAT = "polar-export"
-VERSION = 1
+from nemo_polar.errors import ConfigError
+from nemo_polar.trajectory import export_chat, export_rows
+from nemo_polar.trajectory.export_chat import Arguments, ChatRows
+from nemo_polar.trajectory.export_files import JsonlWriter, Writer, whole_file
+from nemo_polar.trajectory.export_filters import Filters, Selection, Source
+from nemo_polar.trajectory.export_parquet import ParquetWriter, pyarrow
+from nemo_polar.trajectory.export_rows import Row, token_row
+from nemo_polar.trajectory.store import Manifest
+from nemo_polar.types import Trace, Trajectory
 
-
-def export_row(trajectory: Trajectory, trace: Trace) -> dict[str, Any]:
-    """One trace with the reward of its rollout, as plain JSON data."""
-    return {
-        "trace_id": trace.id,
-        "rollout_id": trajectory.rollout_id,
-        "task_id": trajectory.task_id,
-        "group_id": trajectory.group_id,
-        "status": trajectory.status.value,
-        "reward": trajectory.reward,
-        "components": dict(trajectory.components),
-        "kind": trace.kind.value,
-        "parent": trace.parent,
-        "fork_reason": None if trace.fork_reason is None else trace.fork_reason.value,
-        "spans": [{"start": s.start, "end": s.end, "role": s.role, "turn": s.turn} for s in trace.spans],
-        "token_ids": trace.token_ids.tolist(),
-        "loss_mask": trace.loss_mask.astype("u1").tolist(),
-        "logprobs": trace.logprobs.tolist(),
-        "weights_version": trace.weights_version.tolist(),
-    }
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called after each rollout with (rollouts read, rows written)."""
+_SUFFIXES = (".jsonl", ".parquet")
 
 
-def export_jsonl(
-    trajectories: Iterable[Trajectory],
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export holds, and what it does not."""
+
+    rows: int
+    tokens: int
+    """Of the traces written; for chat rows too."""
+    trained_tokens: int
+    rollouts_read: int
+    rollouts_left_out: Mapping[str, int]
+    """By reason; see ``Filters``."""
+    traces_left_out: Mapping[str, int]
+    """Of the rollouts that were not left out whole."""
+    replaced_texts: int = 0
+    """Texts that Parquet could not hold as they were."""
+
+
+def export_tokens(
+    source: Source,
     target: Path,
     *,
-    min_reward: float | None = None,
-    kinds: Collection[Kind] | None = None,
-    statuses: Collection[Status] | None = None,
-    trained_only: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-) -> int:
-    """Write ``target``, whole or not at all, and return its number of rows.
+    filters: Filters | None = None,
+    manifest: Manifest | None = None,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write traces as ids, masks and log-probabilities to ``target``, a .jsonl or .parquet file.
 
-    Args:
-        min_reward: leave out rollouts with less, or with no reward.
-        kinds: traces of these kinds only.
-        statuses: rollouts that ended so; by default every way that is about the policy (rule 4: no infrastructure failures).
-        trained_only: leave out traces whose loss mask is all zero.
-        progress: called after each trajectory with (trajectories read, rows written).
+    ``manifest``: of the run, for the metadata of a Parquet file.
 
     Raises:
-        JournalError: the disk refused it, or ``trajectories`` cannot be read.
+        ConfigError: another suffix, or pyarrow is needed and not installed.
+        JournalError: the disk refused it, or the source cannot be read.
     """
-    target = Path(target)
-    draft = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    rows = 0
-    try:
-        with draft.open("wb") as file:
-            file.write(dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n")
-            for number, trajectory in enumerate(trajectories, start=1):
-                if _wanted(trajectory, min_reward, statuses):
-                    for trace in trajectory.traces:
-                        if (kinds is None or trace.kind in kinds) and (not trained_only or trace.loss_mask.any()):
-                            file.write(dumps(export_row(trajectory, trace)).encode() + b"\n")
-                            rows += 1
-                if progress is not None:
-                    progress(number, rows)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    except OSError as exc:
-        raise JournalError(f"{target} cannot be written: {exc}") from exc
-    finally:
-        draft.unlink(missing_ok=True)
-    return rows
+    header = {"format": export_rows.FORMAT, "version": export_rows.VERSION}
+
+    def opened(file: BinaryIO) -> Writer:
+        return JsonlWriter(file, header) if suffix == ".jsonl" else ParquetWriter(file, "tokens", _metadata(header, manifest))
+
+    suffix = _suffix(target)
+    return _export(source, target, opened, token_row, filters or Filters(), progress)
 
 
-def _wanted(trajectory: Trajectory, min_reward: float | None, statuses: Collection[Status] | None) -> bool:
-    if trajectory.status.infra if statuses is None else trajectory.status not in statuses:
-        return False
-    return min_reward is None or (trajectory.reward is not None and trajectory.reward >= min_reward)
+def export_chat_rows(
+    source: Source,
+    journal: Path,
+    target: Path,
+    *,
+    arguments: Arguments | None = None,
+    filters: Filters | None = None,
+    manifest: Manifest | None = None,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write traces as conversations to ``target``, a .jsonl or .parquet file.
+
+    ``arguments``: see ``export_chat.Arguments``; by default objects in JSON lines and text in Parquet (only text there).
+
+    Raises:
+        ConfigError: another suffix, objects asked for in Parquet, or pyarrow is needed and not installed.
+        JournalError: the disk refused it, the source or the journal cannot be read, or the run's messages were not recorded.
+    """
+    suffix = _suffix(target)
+    if suffix == ".parquet" and arguments == "object":
+        raise ConfigError("arguments as objects have no common type for a Parquet column: leave them text, or write .jsonl")
+    header = {"format": export_chat.FORMAT, "version": export_chat.VERSION}
+
+    def opened(file: BinaryIO) -> Writer:
+        # No header line: `datasets` takes every line for a row. So each row names the format.
+        return JsonlWriter(file, None) if suffix == ".jsonl" else ParquetWriter(file, "chat", _metadata(header, manifest))
+
+    with closing(ChatRows(journal, arguments=arguments or ("object" if suffix == ".jsonl" else "text"))) as rows:
+        return _export(source, target, opened, rows.row, filters or Filters(), progress)
+
+
+def _export(
+    source: Source,
+    target: Path,
+    opened: Callable[[BinaryIO], Writer],
+    make_row: Callable[[Trajectory, Trace], Row],
+    filters: Filters,
+    progress: Progress | None,
+) -> Exported:
+    selection = Selection(filters)
+    rows = tokens = trained = 0
+    with whole_file(target, opened) as writer:
+        for trajectory, traces in selection.of(source):
+            for trace in traces:
+                writer.write(make_row(trajectory, trace), len(trace))
+                rows += 1
+                tokens += len(trace)
+                trained += int(np.count_nonzero(trace.loss_mask))
+            if progress is not None:
+                progress(selection.read, rows)
+    replaced = writer.replaced if isinstance(writer, ParquetWriter) else 0
+    return Exported(rows, tokens, trained, selection.read, dict(selection.rollouts), dict(selection.traces), replaced)
+
+
+def _suffix(target: Path) -> Literal[".jsonl", ".parquet"]:
+    suffix = Path(target).suffix
+    if suffix == ".jsonl":
+        return ".jsonl"
+    if suffix == ".parquet":
+        pyarrow()  # before anything is read
+        return ".parquet"
+    raise ConfigError(f"{target}: the file's suffix chooses the format; it must be one of {', '.join(_SUFFIXES)}")
+
+
+def _metadata(header: Mapping[str, str | int], manifest: Manifest | None) -> dict[str, str]:
+    metadata = {key: str(value) for key, value in header.items()}
+    if manifest is not None:
+        names = ("model", "codec", "codec_fingerprint", "thinking_retention")
+        metadata |= {name: getattr(manifest, name) for name in names}
+    return metadata

@@ -88,8 +88,8 @@ class Dropped:
 
     def unknown(self, fields: Fields, known: Collection[str], where: str = "") -> None:
         """Note each field outside ``known`` as ``unknown:<where><field>``; names are cut and their number is bounded."""
-        for name, value in fields.raw.items():
-            if name in known or value is None or self._unknown > _MAX_UNKNOWN:
+        for name in sorted(fields.raw.keys() - known):  # sorted: the order of keys says nothing, so it must not show
+            if fields.raw[name] is None or self._unknown > _MAX_UNKNOWN:
                 continue
             phrase = f"{_UNKNOWN}{where}{name[:_SHOWN_CHARS]}"
             if phrase not in self._phrases:

@@ -16,7 +16,13 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 
 def key(headers: Mapping[str, str], *names: str) -> str | None:
-    """The API key: a bearer token, else the first of ``names`` that is there. None when there is none, or it is not ASCII."""
+    """The API key: a bearer token, else the first of ``names`` that is there.
+
+    None when there is none, when it is not ASCII, and when ``Authorization`` is given more than once: a server before this one
+    may have gone by another of them.
+    """
+    if sum(name.lower() == "authorization" for name in headers) > 1:
+        return None
     scheme, _, token = (header(headers, "authorization") or "").strip().partition(" ")
     candidates = [token if scheme.lower() == "bearer" else None, *(header(headers, name) for name in names)]
     found = next((c.strip() for c in candidates if c and c.strip()), None)

@@ -19,6 +19,9 @@ import orjson
 
 from nemo_polar.types import Message, ModelCall, ToolSpec
 
+_PLAIN_LEVELS = 16
+"""What deeper nesting is for, nobody knows; comparing it may go deeper than Python can."""
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -34,8 +37,9 @@ class Read:
     """What reading the entries left out (``ModelCall.dropped``), in the order it was met."""
     marks: tuple[int, ...]
     """How many of ``phrases`` there were after each entry."""
-    tools_json: bytes = b""
-    """Its tools, serialised: the order of keys in a schema shows in the prompt, and ``==`` does not see it."""
+    tools_json: bytes | None = None
+    """Its tools, serialised: the order of keys in a schema shows in the prompt, and ``==`` does not see it. None: without, or
+    with such as cannot be kept."""
     tools: tuple[ToolSpec, ...] = ()
     tools_phrases: tuple[str, ...] = ()
 
@@ -55,7 +59,7 @@ def longest(history: Sequence[Read], entries: Sequence[Any]) -> tuple[Read | Non
     for read in history:
         count = 0
         for old, new, plain in zip(read.entries, entries, read.plain, strict=False):
-            if not (old == new if plain else orjson.dumps(old) == orjson.dumps(new)):
+            if not (old == new if plain else _same(old, new)):
                 break
             count += 1
         if count > most:
@@ -63,14 +67,29 @@ def longest(history: Sequence[Read], entries: Sequence[Any]) -> tuple[Read | Non
     return best, most
 
 
-def is_plain(value: Any) -> bool:
-    """True when ``value`` (parsed JSON) holds no scalars but strings and null.
+def serialised(value: Any) -> bytes | None:
+    """``value`` (parsed JSON) as bytes, equal for what is equal in every respect; None when it is nested too deeply."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # past 254 levels; reading takes 1024
+        return None
+
+
+def _same(old: Any, new: Any) -> bool:
+    written = serialised(old)
+    return written is not None and written == serialised(new)
+
+
+def is_plain(value: Any, levels: int = _PLAIN_LEVELS) -> bool:
+    """True when ``value`` (parsed JSON) holds no scalars but strings and null, at most ``levels`` deep.
 
     To Python, 1, 1.0 and true are equal, and so are objects whose keys stand in another order. The former cannot be in a plain
     value; the latter matters only to a dialect that passes objects on as they are, which must not call such an entry plain.
     """
     if isinstance(value, str) or value is None:
         return True
+    if not levels:
+        return False
     if isinstance(value, dict):
-        return all(map(is_plain, value.values()))
-    return isinstance(value, list) and all(map(is_plain, value))
+        return all(is_plain(inner, levels - 1) for inner in value.values())
+    return isinstance(value, list) and all(is_plain(inner, levels - 1) for inner in value)

@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import orjson
-
 from nemo_polar.types import ModelCall, SamplingParams, ToolChoice, ToolSpec
 from nemo_polar.wire.fields import Dropped, Fields, invalid, load, shown, unsupported
-from nemo_polar.wire.history import Parsed, Read
+from nemo_polar.wire.history import Parsed, Read, serialised
 from nemo_polar.wire.openai_chat_messages import NO_CACHE, leave_out, read_messages
 
 _NO_STORE = "nothing is stored for the client"
@@ -170,8 +168,8 @@ def _with_tools(request: Fields, read: Read, history: Sequence[Read]) -> Read:
     if not raw:
         request.children("tools")  # whose business it is that "tools": "" is no array
         return read
-    written = orjson.dumps(raw)
-    for known in history:
+    written = serialised(raw)
+    for known in history if written is not None else ():
         if known.tools_json == written:
             return replace(read, tools_json=written, tools=known.tools, tools_phrases=known.tools_phrases)
     dropped = Dropped()

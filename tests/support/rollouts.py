@@ -16,7 +16,7 @@ import numpy as np
 from nemo_polar.errors import SandboxError
 from nemo_polar.harnesses.base import Endpoint, HarnessTask, Install, Outcome, Plan
 from nemo_polar.rollout.attempt import Identity, Workshop
-from nemo_polar.rollout.pipeline import Built, Pipeline
+from nemo_polar.rollout.pipeline import Built, Earlier, Pipeline
 from nemo_polar.rollout.stages import Stages
 from nemo_polar.rollout.tasks import LoadedTask, Task
 from nemo_polar.sandboxes.base import ExecResult, Sandbox, SandboxSpec
@@ -203,7 +203,15 @@ class FakeRecorder:
         self.trajectories[trajectory.rollout_id] = trajectory
 
 
-def pipeline(world: FakeWorld, recorder: FakeRecorder, folder: Path, tasks: Sequence[LoadedTask], **changes: Any) -> Pipeline:
+def pipeline(
+    world: FakeWorld,
+    recorder: FakeRecorder,
+    folder: Path,
+    tasks: Sequence[LoadedTask],
+    *,
+    earlier: Earlier | None = None,
+    **changes: Any,
+) -> Pipeline:
     chosen = settings(**changes)
 
     def make_sandbox(spec: SandboxSpec) -> Sandbox:
@@ -224,7 +232,7 @@ def pipeline(world: FakeWorld, recorder: FakeRecorder, folder: Path, tasks: Sequ
         logs=folder / "logs",
         context=8192,
     )
-    return Pipeline(shop, tasks, build, recorder)
+    return Pipeline(shop, tasks, build, recorder, earlier)
 
 
 def trained_ids(trajectory: Trajectory) -> list[int]:

@@ -165,7 +165,7 @@ def test_an_image_is_refused_by_name(family: str, folder: Callable[[], Path]) ->
     picture = Message(Role.USER, (*user("see").parts, Image("data:,")))
     with pytest.raises(BadRequest) as refused:
         made.render([user("hi"), picture], ())
-    assert refused.value.param == "messages.1.content.1"
+    assert refused.value.param == "messages[1].content[1]"
     shot = Message(Role.TOOL, (ToolResult("c", (Image("data:,"),)),))
     with pytest.raises(BadRequest):
         made.bridge(made.render([user("hi")], ()), as_ids([1]), [shot], ())

@@ -178,7 +178,7 @@ def test_a_reply_can_be_begun_where_the_template_allows_it() -> None:
     ids = made.render([user("hi"), assistant("The answer is <|im_end|>")], ())
     assert made.tokenizer.decode(ids).endswith("<|im_start|>assistant\nThe answer is <|im_end|>")
     assert ids[-1] != made.tokenizer.special_tokens["<|im_end|>"]
-    with pytest.raises(BadRequest, match=r"messages\.1"):
+    with pytest.raises(BadRequest, match=r"messages\[1\]"):
         made.render([user("hi"), assistant("x", call())], ())
 
 

@@ -1,21 +1,18 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectory files are whole lines whatever happens to their writers; exports are rows a trainer can take."""
+"""Trajectory files are whole lines whatever happens to their writers."""
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nemo_polar.errors import JournalError
 from nemo_polar.settings import TracePolicy
-from nemo_polar.trajectory.export import export_jsonl
 from nemo_polar.trajectory.store import (
     Manifest,
     append_trajectory,
@@ -24,7 +21,7 @@ from nemo_polar.trajectory.store import (
     trace_to_dict,
     write_manifest,
 )
-from nemo_polar.types import Kind, Status, Trajectory
+from nemo_polar.types import Status, Trajectory
 from tests.support.runs import FakePolicy, draw_tree, trajectory_of
 
 MANIFEST = Manifest(
@@ -119,7 +116,6 @@ def test_a_missing_folder_is_a_journal_error(tmp_path: Path) -> None:
         lambda: list(read_trajectories(tmp_path / "no" / "t.jsonl")),
         lambda: write_manifest(tmp_path / "no", MANIFEST),
         lambda: read_manifest(tmp_path / "no"),
-        lambda: export_jsonl([], tmp_path / "no" / "e.jsonl"),
     ):
         with pytest.raises(JournalError):
             attempt()
@@ -133,51 +129,3 @@ def test_a_manifest_comes_back_as_it_was_and_an_unknown_version_is_refused(tmp_p
     with pytest.raises(JournalError):
         read_manifest(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
-
-
-# --- export ---------------------------------------------------------------------------------------------------------------
-
-
-def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
-
-
-def test_an_exported_row_holds_exactly_what_the_trace_holds(tmp_path: Path) -> None:
-    made = trajectory(4)
-    count = export_jsonl([made], tmp_path / "e.jsonl", trained_only=False)
-    exported = rows(tmp_path / "e.jsonl")
-    assert count == len(exported) == len(made.traces)
-    for row, trace in zip(exported, made.traces, strict=True):
-        assert row["token_ids"] == trace.token_ids.tolist()
-        assert row["loss_mask"] == trace.loss_mask.astype(int).tolist()
-        assert np.array_equal(np.float32(row["logprobs"]), trace.logprobs)
-        assert row["weights_version"] == trace.weights_version.tolist()
-        assert (row["trace_id"], row["kind"], row["parent"], row["reward"]) == (trace.id, trace.kind, trace.parent, 1.0)
-
-
-def test_filters_leave_out_what_they_say_and_infrastructure_failures_always_unless_named(tmp_path: Path) -> None:
-    made = [trajectory(n, status) for n, status in enumerate([Status.COMPLETED, Status.TIMEOUT, Status.SANDBOX_FAILED])]
-    made[1] = replace(made[1], reward=0.25)
-    seen = []
-
-    def exported(**filters) -> list[dict]:
-        export_jsonl(made, tmp_path / "e.jsonl", progress=lambda done, n: seen.append(done), **filters)
-        return rows(tmp_path / "e.jsonl")
-
-    assert {r["rollout_id"] for r in exported()} == {"r0", "r1"}
-    assert all(any(r["loss_mask"]) for r in exported())
-    assert {r["rollout_id"] for r in exported(min_reward=0.5)} == {"r0"}
-    assert {r["status"] for r in exported(statuses=[Status.TIMEOUT])} == {"timeout"}
-    assert {r["rollout_id"] for r in exported(statuses=[Status.SANDBOX_FAILED], trained_only=False)} == {"r2"}
-    assert {r["kind"] for r in exported(kinds=[Kind.SUBAGENT])} <= {"subagent"}
-    assert seen[:3] == [1, 2, 3]
-
-
-def test_a_failed_export_leaves_no_half_file(tmp_path: Path) -> None:
-    def broken():
-        yield trajectory(0)
-        raise JournalError("the source is damaged")
-
-    with pytest.raises(JournalError):
-        export_jsonl(broken(), tmp_path / "e.jsonl")
-    assert not list(tmp_path.iterdir())

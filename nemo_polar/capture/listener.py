@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP server under both listeners: what it refuses by itself is answered in the listener's own shape.
+
+aiohttp answers a request that is no HTTP in plain text, quotes the offending line to the client, and logs it with a traceback;
+that line may hold a secret, and a sandbox could fill the log. Here the answer is one sentence that quotes nothing, the log has
+one short line, and the connection is closed, so that whatever follows cannot be taken for a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import http_exceptions, web
+
+from nemo_polar.capture.connection import BoundedConnection, Connections
+
+log = logging.getLogger("nemo_polar.capture")
+
+Refusal = Callable[[int, str], web.Response]
+"""Makes the answer for a status and one sentence."""
+
+
+async def serve(
+    app: web.Application, refuse: Refusal, connections: Connections, *, shutdown_timeout: float
+) -> list[web.BaseRunner]:
+    """Runners of ``app``, set up: the first is the one to listen with; clean up all of them, in this order."""
+    inner = web.AppRunner(app, access_log=None)
+    await inner.setup()
+    routed = inner.server
+    if routed is None:
+        raise RuntimeError("aiohttp made no server of the application")
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+            return _closing(refuse(400, "The only transfer coding served is chunked."))
+        try:
+            return await routed.request_handler(request)
+        except web.HTTPException as exc:  # the router's own: no such route, method or expectation
+            return _closing(refuse(exc.status, f"{exc.reason}: {request.method} {request.path or '*'}."))
+
+    # handler_cancellation: a client that goes away must be noticed while its sample is still being drawn.
+    server = _Server(handle, refuse, connections, request_factory=routed.request_factory, handler_cancellation=True)
+    outer = web.ServerRunner(server, shutdown_timeout=shutdown_timeout)
+    await outer.setup()
+    return [outer, inner]
+
+
+def _closing(response: web.Response) -> web.Response:
+    response.force_close()
+    return response
+
+
+class _Server(web.Server):
+    """Makes a ``_Connection`` of each connection."""
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        refuse: Refusal,
+        connections: Connections,
+        **options: Any,
+    ) -> None:
+        super().__init__(handler, **options)
+        self.refuse = refuse
+        self.connections_open = connections
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self)
+
+
+class _Connection(BoundedConnection):
+    """One connection."""
+
+    __slots__ = ("_refuse",)
+
+    def __init__(self, server: _Server) -> None:
+        super().__init__(server, server.connections_open, access_log=None)
+        self._refuse = server.refuse
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no request (400), or to a handler that failed (500)."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun, so it can only be cut off")
+        if status < 500:
+            log.info("refused what is not HTTP: %s", type(exc).__name__)
+            if isinstance(exc, http_exceptions.LineTooLong):
+                return self.connections.answer(self.connections.header_too_large())
+            self.connections.limits.refused["malformed"] += 1
+            return _closing(self._refuse(status, f"This is not a valid HTTP/1.1 request: {_problem(exc)}."))
+        log.error("unforeseen failure below the handler", exc_info=exc)
+        return _closing(self._refuse(status, "The proxy failed on this request; its log says why."))
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """What aiohttp would log with a traceback."""
+        exc = kw.get("exc_info")
+        if isinstance(exc, web.RequestPayloadError | http_exceptions.HttpProcessingError):
+            log.info("gave up a request body: %s", type(exc).__name__)  # the client's doing, and answered already
+        else:
+            log.error(*args, **kw)
+
+
+def _problem(exc: BaseException | None) -> str:
+    """What is wrong, in words that quote nothing of the request."""
+    if isinstance(exc, http_exceptions.InvalidURLError):
+        return "its target is not a URL"
+    if isinstance(exc, http_exceptions.BadStatusLine):
+        return "its request line is malformed"
+    if isinstance(exc, http_exceptions.InvalidHeader):
+        return "a header is malformed"
+    if isinstance(exc, http_exceptions.ContentEncodingError):
+        return "its content encoding is not supported"
+    if isinstance(exc, http_exceptions.HttpProcessingError):
+        # "What is wrong:", then, on further lines, where: the part that quotes.
+        return exc.message.partition("\n")[0].rstrip(" :.") or "it is malformed"
+    return "it is malformed"
