@@ -8,7 +8,7 @@
 PYTHON ?= python3
 SETUP := $(PYTHON) tools/setup.py
 BIN := .venv/bin
-SOURCES := nemo_polar tests recipes conf tools setup.py
+SOURCES := nemo_polar tests recipes conf tools benchmarks setup.py
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20

@@ -39,6 +39,8 @@ EXTRAS = {
     "swebench": ["swebench"],
     # The pictures of polar eval and polar bench.
     "plot": ["matplotlib>=3.8"],
+    # Where the time goes: polar bench proxy --profile.
+    "profile": ["py-spy>=0.3"],
     # polar export to Parquet.
     "parquet": ["pyarrow>=17"],
     # Running the tests.

@@ -65,9 +65,10 @@ class Sampler:
     def stacks(self) -> list[tuple[list[str], int]]:
         """Each stack, outermost frame first, with how often it was seen."""
         out = []
-        for line in self._target.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in self._target.read_text(encoding="utf-8", errors="replace").split("\n"):
             frames, _, count = line.rpartition(" ")
-            out.append((frames.split(";"), int(count)))
+            if count.isdigit():  # a name read while it was being overwritten may hold anything, line ends included
+                out.append((frames.split(";"), int(count)))
         return out
 
 

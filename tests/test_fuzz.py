@@ -412,7 +412,7 @@ def parses_or_refuses(body: bytes) -> None:
 
 
 @given(JSON | PLAUSIBLE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_json_is_parsed_or_a_bad_request(value):
     parses_or_refuses(json.dumps(value).encode())
 
@@ -423,6 +423,6 @@ def test_any_bytes_are_parsed_or_a_bad_request(body):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_mutation_is_parsed_or_a_bad_request(seed):
     parses_or_refuses(mutate.draw(random.Random(seed), harness_bodies()).sent().body)

@@ -3,7 +3,7 @@
 """The rules, held by a real proxy whatever clients, engine and operator do, in any order.
 
 A state machine of hypothesis drives a proxy over real sockets, in a process that is killed now and then, in front of a scripted
-engine that keeps its own log. What the model here knows is what the clients were told. A reply that a client has in full must be
+engine that keeps its own log. What the model here knows is what clients were told. A reply that a client has in full must be
 in the journal as the engine's log has it, extend what was sampled before, and be trained once; everything sampled must be
 accounted for; nothing may hang, leak between sessions, or be drawn a second time for one client.
 
@@ -31,10 +31,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from nemo_polar.capture import draw
-from nemo_polar.capture.journal import JournalReader
+from nemo_polar.capture.calls import Calls
+from nemo_polar.capture.draw import _Run
+from nemo_polar.capture.journal import Journal, JournalReader
 from nemo_polar.engines.hash_policy import HashPolicy
 from nemo_polar.engines.log import EngineCall, read_engine_log
 from nemo_polar.engines.script import Fault, ScriptedReply
@@ -73,7 +75,7 @@ SYSTEMS = (None, "You help.", "You are a helper of the helper.")
 SPOKEN = ("I will look.", "done 🙂", "é\n", "  indented", "x < y && y > z", "")
 SETTLE_SECONDS = 25.0
 """Over this, something hangs. Nothing here takes a second by itself."""
-SLOW_SECONDS = 0.2
+SLOW_SECONDS = 0.12
 PAUSED_STEPS = 3
 LOGGERS = ("nemo_polar", "asyncio")
 """Of a proxy in this process. The scripted engine's server has others; one that is killed has all its own."""
@@ -169,6 +171,8 @@ class Known:
     disturbed: bool = False
     """Something was done to it that may fail a call nobody sees the end of."""
     infra: bool = False
+    shown: set[int] = field(default_factory=set)
+    """Other sessions whose text its own client has sent."""
 
     def pending(self) -> list[Sent]:
         return [s for s in self.sent if not s.settled]
@@ -472,6 +476,8 @@ class Polar(RuleBasedStateMachine):
             before = known.given.get(answer.id)
             assert before is None or not before.alone, f"{where}: two clients were given one reply"
         known.given[answer.id] = sent
+        strangers = [s.number for s in self.sessions if s is not known and answer.id in s.given]
+        assert not strangers, f"{where}: sessions {strangers} were given the same reply"
 
         calls = [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in answer.message.get("tool_calls") or ()]
         assert (answer.message.get("content") or "") == last.reply.text, where
@@ -506,7 +512,7 @@ class Polar(RuleBasedStateMachine):
         return chain
 
     def placed(self, sent: Sent, turns: list[Turn], chain: list[Turn], where: str) -> None:
-        """An exact append extends what was sampled; a root is the whole conversation rendered; the new text is in the prompt."""
+        """An append extends what was sampled; a root is the whole conversation rendered; the new text is in the prompt."""
         first = chain[0]
         decoded = self.decode(first.prompt_delta)
         content = sent.messages[-1]["content"]
@@ -697,6 +703,17 @@ class Polar(RuleBasedStateMachine):
         others = sum(s.request == sent.request for s in sent.session.pending())
         return sum(entry["readers"] for entry in live if entry["request"] == sent.request) <= others
 
+    @rule(which=pick, whose=pick, call=pick, header=st.booleans())
+    @step
+    def same_words(self, which, whose, call, header) -> None:
+        """What another session has sent, byte for byte: it must be drawn for this one, whatever became of it there."""
+        known, other = self.some(which), self.sessions[whose % len(self.sessions)]
+        if other is known or not other.sent:
+            return
+        theirs = other.sent[-1 - call % len(other.sent)]
+        known.shown |= {other.number, *other.shown}
+        self.wait(self.send(known, theirs.messages, theirs.tools, retry=header, body=theirs.body))
+
     @rule(which=pick, call=pick, header=st.booleans(), times=st.integers(1, 2))
     @step
     def retry(self, which, call, header, times) -> None:
@@ -836,7 +853,9 @@ class Polar(RuleBasedStateMachine):
         self.collect_ended(pending)
         known.infra = answer["infra_error"] is not None
         assert not known.failed or known.infra, f"session {known.number}: an engine failure its client saw is not counted"
-        assert not known.infra or known.disturbed, f"session {known.number}: {answer['infra_error']}, and nothing was done to it"
+        assert not known.infra or known.disturbed, (
+            f"session {known.number}: {answer['infra_error']}, and nothing was done to it"
+        )
 
     def collect_ended(self, calls: list[Sent]) -> None:
         for sent in calls:
@@ -929,7 +948,7 @@ class Polar(RuleBasedStateMachine):
         """Everything that was recorded, against the engine's own log."""
         text = (self.folder / PROXY_LOG).read_text()
         assert "Traceback" not in text and "unforeseen" not in text and "never retrieved" not in text, text
-        log = [c for c in read_engine_log(self.folder / ENGINE_LOG)]
+        log = read_engine_log(self.folder / ENGINE_LOG)
         by_request = {c.request_id: c for c in log}
         assert len(by_request) == len(log), "a request id was used twice"
         auditor = Auditor(log, TracePolicy())
@@ -950,7 +969,8 @@ class Polar(RuleBasedStateMachine):
                 self.check_trained(known, turns, auditor)
                 markers[known.number] = {w for t in turns for w in self.decode(t.prompt_delta).split() if is_marker(w)}
         for number, found in markers.items():
-            strange = {m for m in found if not m.startswith(f"m{number}x")}
+            shown = {number, *self.sessions[number].shown}
+            strange = {m for m in found if int(m[1 : m.index("x")]) not in shown}
             assert not strange, f"session {number} was shown {strange}"
         report = auditor.finish()
         killed = {s.id for s in self.sessions if s.life == "killed"}
@@ -969,6 +989,9 @@ class Polar(RuleBasedStateMachine):
         for turn in turns:
             where = f"turn {turn.id} of session {known.number}"
             drawn = turn.sample
+            TOTALS["continued turns"] += turn.continues
+            TOTALS["aborted turns"] += drawn.finish_reason is FinishReason.ABORT
+            TOTALS["turns over a weight update"] += drawn.weights_version[0] != drawn.weights_version[1]
             if not len(drawn):
                 continue
             call = log[turn.request_id]
@@ -998,9 +1021,7 @@ class Polar(RuleBasedStateMachine):
                 lost = why in (MaskReason.UNDELIVERED, MaskReason.ABANDONED) and known.life != "killed"
                 assert not lost, f"session {known.number}: turn {turn.id} reached its client and is masked as {why}"
         status = Status.ENGINE_FAILED if known.infra else Status.COMPLETED
-        auditor.add_trajectory(
-            Trajectory(known.rollout_id, "t", "g", status, built.traces, reward=1.0, masked=built.masked)
-        )
+        auditor.add_trajectory(Trajectory(known.rollout_id, "t", "g", status, built.traces, reward=1.0, masked=built.masked))
 
 
 def can_be_taken_up(seen: dict[str, Any], request: str, retry: bool) -> bool:
@@ -1082,7 +1103,7 @@ def hold(world: World, host: Callable[[World], Any], codec_name: str, value: obj
         deadline=None,
         database=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
     )
     run_state_machine_as_test(machine, settings=quiet)
 
@@ -1111,3 +1132,56 @@ def test_the_rules_hold_for_long(world, forked):
         hold(world, lambda _: forked, name, value, lives=10, steps=60, seconds=end - time.monotonic())
         value += 1
         print(f"seeds {start} to {value - 1}: {dict(TOTALS)}", flush=True)
+
+
+def acknowledge_before_it_is_on_disk(monkeypatch) -> None:
+    write = Journal.add_turn
+
+    def add_turn(self, turn, request=None):
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.05, lambda: write(self, turn, request).add_done_callback(lambda written: written.exception()))
+        done = loop.create_future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(Journal, "add_turn", add_turn)
+
+
+def draw_again_for_a_retry(monkeypatch) -> None:
+    monkeypatch.setattr(Calls, "_joined", lambda *_, **__: None)
+
+
+def forget_what_was_delivered(monkeypatch) -> None:
+    monkeypatch.setattr(Calls, "_delivered", lambda *_: None)
+
+
+def stamp_the_version_of_the_end(monkeypatch) -> None:
+    take = _Run._record_now
+
+    async def record(self, segment, finish):
+        segment.weights_version = self.d._gate.weights_version + 1
+        return await take(self, segment, finish)
+
+    monkeypatch.setattr(_Run, "_record_now", record)
+
+
+QUICK = [mutations.sibling_taken_for_another, acknowledge_before_it_is_on_disk]
+"""Caught within a second or two."""
+SLOW = [
+    mutations.bridge_that_renders_again,
+    mutations.retry_that_starts_over_but_is_joined,
+    mutations.sample_cut_by_one_token,
+    draw_again_for_a_retry,
+    forget_what_was_delivered,
+    stamp_the_version_of_the_end,
+]
+
+
+@pytest.mark.parametrize(
+    "mutation", [*QUICK, *(pytest.param(m, marks=pytest.mark.soak) for m in SLOW)], ids=lambda m: m.__name__
+)
+def test_a_broken_proxy_is_caught(world, monkeypatch, mutation):
+    be_quick(monkeypatch.setattr)
+    mutation(monkeypatch)
+    with pytest.raises((AssertionError, Flaky)):  # flaky: it failed, and did not when hypothesis tried the same again
+        hold(world, ThreadProxy, "tiny", 1, lives=60, steps=40, seconds=60)

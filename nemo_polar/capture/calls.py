@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from nemo_polar.capture.draw import Drawer, Ticket, effective_sampling, make_rep
 from nemo_polar.capture.journal import Journal
 from nemo_polar.capture.limits import Limits, busy
 from nemo_polar.capture.live import LiveReply
+from nemo_polar.capture.meter import observed
 from nemo_polar.capture.roots import RootCache, cacheable
 from nemo_polar.capture.seen import SeenRequests
 from nemo_polar.capture.sessions import Session, SessionStore
@@ -62,6 +64,7 @@ from nemo_polar.types import (
 )
 from nemo_polar.unique import unique_id
 from nemo_polar.wire.base import Dialect, Route, StreamEncoder
+from nemo_polar.wire.fields import shown
 from nemo_polar.wire.history import Parsed, Read
 from nemo_polar.wire.recognise import match
 
@@ -102,19 +105,24 @@ class Calls:
         """One HTTP request, from its first byte to its last."""
         found = match(self.dialects, request.method, request.path, request.headers)
         dialect, route = found if found is not None else (self.dialects[0], None)
+        seen = observed()
         try:
             if route is None:
-                raise NotFound(f"There is no {request.method} {request.path} here.")
+                raise NotFound(f"There is no {request.method} {shown(request.path)} here.")
+            seen.dialect, seen.route = dialect.name, route.kind
             if route.kind == "probe":
                 return web.Response()
             session = self.sessions.authenticate(dialect.secret(request.headers, request.query))
+            seen.session, seen.rollout = session.id, session.rollout_id
             if route.kind in ("models", "model"):
                 return self._models(dialect, route)
             body = await self._body(request)
+            seen.read_at = perf_counter()
             await self.share.turn()
             parsed = await self._parsed(session, body, dialect, route)
             session.check_open()  # it may have been closed while the body arrived
             call, rewrites = self._rewritten(session, parsed.call)
+            seen.stream = call.stream
             self._check_model(call)
             if route.kind == "count_tokens":
                 raise NotFound("Counting tokens is not served for this API.")
@@ -232,6 +240,7 @@ class Calls:
             raise self.limits.refuse("max_calls_per_session", busy("max_calls_per_session", what))
         live = LiveReply(unique_id(), int(self.clock()), prints.request, grace=self.settings.grace_seconds)
         live.attach()
+        observed().call = live.id
         session.live.append(live)
         self.in_flight += 1
         try:
@@ -267,6 +276,7 @@ class Calls:
                 continue
             if turn.delivered and not retry:
                 return None
+            session.counters["replayed"] += 1
             live = LiveReply(turn.call_id, int(self.clock()), prints.request, grace=0.0)
             live.turns = [turn]
             live.publish(_deltas(turn))

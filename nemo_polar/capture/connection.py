@@ -94,6 +94,11 @@ class Connections:
         for connection in list(self.open):
             connection.cut_if_stuck(now)
 
+    def abort(self) -> None:
+        """Cut all that are still open, whatever lies ready for their clients."""
+        for connection in list(self.open):
+            connection.abort()
+
 
 class BoundedConnection(web.RequestHandler):
     """One connection. Nothing here costs a request anything while it and its client are as they should be."""
@@ -197,5 +202,9 @@ class BoundedConnection(web.RequestHandler):
 
     def _cut(self) -> None:
         self.connections.limits.refused["write_seconds"] += 1
+        self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection now."""
         if self._wire is not None:
             self._wire.abort()

@@ -16,6 +16,7 @@ import orjson
 from aiohttp import web
 from pydantic import Field, ValidationError
 
+from nemo_polar.capture.metrics import Metrics
 from nemo_polar.errors import CallError, EngineError, PolarError
 from nemo_polar.settings import Settings
 
@@ -42,6 +43,13 @@ class ResumeBody(Settings):
     weights_version: int = Field(ge=0)
 
 
+class SessionList(Settings):
+    """Query of ``GET /sessions``."""
+
+    busiest: int | None = Field(default=None, ge=0)
+    """Only so many; None: all."""
+
+
 def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
 
@@ -59,6 +67,7 @@ def control_error(exc: CallError) -> tuple[int, Mapping[str, str], bytes]:
 def control_app(proxy: CaptureProxy) -> web.Application:
     """The application behind the control listener."""
     routes = web.RouteTableDef()
+    metrics = Metrics(proxy)
 
     @web.middleware
     async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -85,8 +94,9 @@ def control_app(proxy: CaptureProxy) -> web.Application:
         return _json({"id": handle.id, "secret": handle.secret, "expires_at": handle.expires_at, "base_url": proxy.url})
 
     @routes.get("/sessions")
-    async def list_sessions(_: web.Request) -> web.Response:
-        return _json([proxy.session_status(s.id) for s in proxy.sessions])
+    async def list_sessions(request: web.Request) -> web.Response:
+        busiest = SessionList.model_validate(dict(request.query)).busiest
+        return _json(proxy.busiest(len(proxy.sessions) if busiest is None else busiest))
 
     @routes.get("/sessions/{id}")
     async def show_session(request: web.Request) -> web.Response:
@@ -112,6 +122,11 @@ def control_app(proxy: CaptureProxy) -> web.Application:
     async def health(_: web.Request) -> web.Response:
         problem = await proxy.problem()
         return _json({"ok": problem is None, "problem": problem, **proxy.status()}, 200 if problem is None else 503)
+
+    @routes.get("/metrics")
+    async def show_metrics(request: web.Request) -> web.Response:
+        content_type, body = metrics.text(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     app = web.Application(middlewares=[guarded])
     app.add_routes(routes)

@@ -21,8 +21,10 @@ import numpy as np
 from nemo_polar.cancellation import outlasted, uninterrupted
 from nemo_polar.capture.journal import CallRow, Journal, Request
 from nemo_polar.capture.live import LiveReply
+from nemo_polar.capture.meter import observed
 from nemo_polar.capture.sessions import Session
 from nemo_polar.capture.share import LoopShare
+from nemo_polar.capture.totals import count_turn
 from nemo_polar.engines.base import Engine, EngineInfo, GenerateRequest
 from nemo_polar.errors import (
     CallError,
@@ -166,6 +168,7 @@ class Drawer:
 
     async def draw(self, session: Session, ticket: Ticket, live: LiveReply) -> None:
         """Run one reply to its end; ``live`` always ends, with a reply or an error of the provider's kind."""
+        observed().asks()
         try:
             async with asyncio.timeout(self._deadline):
                 reply = await _Run(self, session, ticket, live).go()
@@ -189,7 +192,7 @@ class Drawer:
             error = Unavailable(f"The inference engine failed: {exc}", retry_after=1.0)
             await self._failed(session, ticket, live, error, type(exc).__name__)
         except Exception as exc:  # the last boundary: a reply that does not end would leave its clients waiting for ever
-            log.exception("session %s: unforeseen failure while drawing %s", session.id, ticket.call_id)
+            log.exception("unforeseen failure while drawing a reply")
             session.failures[live.request] = f"{type(exc).__name__}: {exc}"
             await self._failed(
                 session, ticket, live, CallError("The proxy failed on this reply; its log says why."), "unforeseen"
@@ -201,6 +204,8 @@ class Drawer:
             await self.end_call(ticket, status, str(error))
         except JournalError as exc:
             session.failures.setdefault(live.request, f"JournalError: {exc}")
+        if status != "cancelled" and error.status >= 500:
+            log.warning("a reply failed (%s): %s", status, error)
         live.fail(error)
 
     def open_call(self, session: Session, ticket: Ticket, request_id: str, prompt_len: int, parent: Turn | None) -> None:
@@ -275,10 +280,13 @@ class _Run:
                 raise ContextOverflow(len(self.prompt_ids), self.d._info.max_context) from exc
             except EngineError as exc:
                 failures += 1
+                self.session.counters[f"engine:{type(exc).__name__}"] += 1
                 await self._record_partial(segment)
                 await self.d.end_call(self.ticket, type(exc).__name__, str(exc))
                 if failures > self.d._retries or not exc.retryable:
                     raise
+                self.session.counters["retries"] += 1
+                log.warning("the engine failed, and is asked again: %s: %s", type(exc).__name__, exc)
                 await asyncio.sleep(_retry_delay(exc, failures))
                 continue
             if finish is FinishReason.ABORT:
@@ -399,7 +407,8 @@ class _Run:
             written.result()
             ticket.open_request = None
             session.tree.add(turn, ticket.call, ticket.prints)
-        session.counters["sampled_tokens"] += len(ids)
+        count_turn(session.counters, turn)
+        observed().drew(sample)
         self.live.turns.append(turn)
         self.parent, self.continues = turn, finish is FinishReason.ABORT
         if cancelled is not None:

@@ -25,6 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from nemo_polar.capture.histogram import ROWS, Histogram
 from nemo_polar.errors import JournalError
 from nemo_polar.trajectory.codec import dumps
 from nemo_polar.trajectory.records import (
@@ -105,6 +106,10 @@ class Journal:
         self.durability = durability
         self.last_error: str | None = None
         """What the disk said last time it refused a write; kept after it has recovered."""
+        self.errors = 0
+        """Transactions that it refused."""
+        self.batch_rows, self.commit_seconds = Histogram(ROWS), Histogram()
+        """Of transactions; only the writer's thread observes."""
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         """None: write what came before, then stop."""
         self._lazy: list[_Write] = []
@@ -118,6 +123,11 @@ class Journal:
     def healthy(self) -> bool:
         """True when the last transaction was committed and the writer runs."""
         return self._accepting and self._writable and self._thread is not None and self._thread.is_alive()
+
+    @property
+    def queued(self) -> int:
+        """Rows that wait to be written."""
+        return self._queue.qsize() + len(self._lazy)
 
     def start(self) -> None:
         """Create or open the file, taking over what a killed process left in its write-ahead log, and start the writer.
@@ -235,7 +245,11 @@ class Journal:
         while running:
             batch, running = self._take(len(batch) >= _BUSY)
             if batch:
-                _settle(batch, self._commit([w.what for w in batch]))
+                began = time.perf_counter()
+                errors = self._commit([w.what for w in batch])
+                self.commit_seconds.observe(time.perf_counter() - began)
+                self.batch_rows.observe(len(batch))
+                _settle(batch, errors)
             elif running:
                 self._probe()
         if self._db is not None:
@@ -271,6 +285,7 @@ class Journal:
             if self._writable:
                 log.error("%s cannot be written, calls are refused until it can: %s", self.path, exc)
             self._writable = False
+            self.errors += 1
             self.last_error = f"{self.path} cannot be written: {exc}"
             self._close()
             return [JournalError(self.last_error) for _ in writes]

@@ -46,9 +46,8 @@ class Limits:
         Raises:
             TooLarge: there are too many, or one of them is too large.
         """
-        count, most, longest = 0, self._settings.max_images, self._settings.max_image_bytes
-        for image in _images(messages):
-            count += 1
+        most, longest = self._settings.max_images, self._settings.max_image_bytes
+        for count, image in enumerate(_images(messages), 1):
             if len(image.url) > longest:
                 what = f"An image of the request is over the limit of {longest} bytes (capture.max_image_bytes)."
                 raise self.refuse("max_image_bytes", TooLarge(what, param="messages"))

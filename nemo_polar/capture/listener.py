@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import http_exceptions, web
+from aiohttp.http import RawRequestMessage
 
 from nemo_polar.capture.connection import BoundedConnection, Connections
+from nemo_polar.wire.fields import shown
 
 log = logging.getLogger("nemo_polar.capture")
 
@@ -39,7 +41,7 @@ async def serve(
         try:
             return await routed.request_handler(request)
         except web.HTTPException as exc:  # the router's own: no such route, method or expectation
-            return _closing(refuse(exc.status, f"{exc.reason}: {request.method} {request.path or '*'}."))
+            return _closing(refuse(exc.status, f"{exc.reason}: {request.method} {shown(request.path)}."))
 
     # handler_cancellation: a client that goes away must be noticed while its sample is still being drawn.
     server = _Server(handle, refuse, connections, request_factory=routed.request_factory, handler_cancellation=True)
@@ -79,6 +81,17 @@ class _Connection(BoundedConnection):
     def __init__(self, server: _Server) -> None:
         super().__init__(server, server.connections_open, access_log=None)
         self._refuse = server.refuse
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        super().data_received(data)
+        # Of a body that is malformed half-way aiohttp tells only the request after it, which the one that reads the body would
+        # keep waiting.
+        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
+            reading = [self._current_request.content] if self._current_request is not None else []
+            for body in (*reading, *(payload for _, payload in self._messages)):
+                if not body.is_eof():
+                    body.set_exception(web.RequestPayloadError("the body is malformed"))
 
     def handle_error(
         self,

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from nemo_polar import registry
+from nemo_polar import logs, registry
 from nemo_polar.capture.calls import Calls
 from nemo_polar.capture.connection import Connections, Shape
 from nemo_polar.capture.control import control_app, control_error, control_refusal
@@ -29,11 +30,13 @@ from nemo_polar.capture.draw import Drawer, Gate
 from nemo_polar.capture.journal import Journal, SessionRow
 from nemo_polar.capture.limits import Limits
 from nemo_polar.capture.listener import Refusal, serve
+from nemo_polar.capture.meter import Meter
 from nemo_polar.capture.roots import RootCache
 from nemo_polar.capture.seen import SeenRequests
 from nemo_polar.capture.sessions import Session, SessionHandle, SessionRecord, SessionStore
 from nemo_polar.capture.share import LoopShare
 from nemo_polar.engines.base import Engine, EngineInfo
+from nemo_polar.engines.replicas import ReplicaSet
 from nemo_polar.errors import ConfigError, EngineError, JournalError
 from nemo_polar.settings import CaptureSettings
 from nemo_polar.tokens.base import Codec
@@ -69,15 +72,17 @@ class CaptureProxy:
         self.control_secret = "polar-control-" + secrets.token_urlsafe(32)
         self.info: EngineInfo
         self.limits = Limits(settings)
+        self.meter = Meter()
         self.sessions = SessionStore(settings.max_sessions, self.limits, clock, monotonic)
         self.gate = Gate(0, asyncio.Event())
         self._retention = thinking_retention
         self._clock = clock
         self._threads = ThreadPoolExecutor(settings.render_threads, "polar-render")
         self._runners: list[web.BaseRunner] = []
-        self._seen = SeenRequests(settings.reuse_bytes)
+        self.seen = SeenRequests(settings.reuse_bytes)
+        self.roots = RootCache(settings.root_cache_bytes)
         self._connections: list[Connections] = []
-        self._sweeper: asyncio.Task[None] | None = None
+        self._housekeeping: list[asyncio.Task[None]] = []
         self._calls: Calls
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -116,8 +121,8 @@ class CaptureProxy:
             info=self.info,
             journal=self.journal,
             drawer=drawer,
-            seen=self._seen,
-            roots=RootCache(self.settings.root_cache_bytes),
+            seen=self.seen,
+            roots=self.roots,
             threads=self._threads,
             share=share,
             clock=self._clock,
@@ -126,7 +131,7 @@ class CaptureProxy:
         )
         self.gate.open.set()
         app = web.Application(client_max_size=0)
-        app.router.add_route("*", "/{path:.*}", self._calls.handle)
+        app.router.add_route("*", "/{path:.*}", self.meter.counted(self._calls.handle))
         try:
             data = await self._listen(app, self._calls.refuse, self._calls.dialects[0].error)
             port = await self._bind(data, self.settings.host, self.settings.port)
@@ -142,7 +147,10 @@ class CaptureProxy:
         except OSError as exc:
             await self.stop()
             raise ConfigError(f"the proxy cannot listen: {exc}; choose another address in the capture settings") from exc
-        self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep")
+        self._housekeeping = [
+            asyncio.create_task(self._keep_sweeping(), name="sweep"),
+            asyncio.create_task(self.meter.watch_lag(), name="watch lag"),
+        ]
 
     async def _listen(self, app: web.Application, refuse: Refusal, shape: Shape) -> web.BaseRunner:
         connections = Connections(self.settings, self.limits, shape)
@@ -159,9 +167,9 @@ class CaptureProxy:
 
     async def stop(self) -> None:
         """Let calls in flight end within the shutdown time, abort and record the rest, close everything."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        for task in self._housekeeping:
+            task.cancel()
+        self._housekeeping.clear()
         running = [live.task for session in self.sessions for live in session.live if live.task is not None]
         if running:
             _, late = await asyncio.wait(running, timeout=self.settings.shutdown_seconds)
@@ -171,6 +179,9 @@ class CaptureProxy:
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
+        for connections in self._connections:
+            connections.abort()
+        self._connections.clear()
         for session in self.sessions:
             with suppress(JournalError):
                 await self._end(session, "shutdown")
@@ -233,8 +244,10 @@ class CaptureProxy:
         try:
             await self.journal.add_session(row)
         except JournalError:
-            self.sessions.remove(session.id)
+            self.sessions.remove(session.id, "unrecorded")
             raise
+        with logs.about(session.id, rollout_id):
+            log.info("session opened")
         return handle
 
     async def budget_spent(self, session_id: str) -> str:
@@ -264,8 +277,10 @@ class CaptureProxy:
 
     async def _end(self, session: Session, status: str) -> None:
         """Forget a session, and note why it ended. Raises ``JournalError`` when that cannot be noted; forgotten it is."""
-        self.sessions.remove(session.id)
-        self._seen.forget(session.id)
+        self.sessions.remove(session.id, status)
+        with logs.about(session.id, session.rollout_id):
+            log.info("session ended: %s, %d turns", status, len(session.tree.turns))
+        self.seen.forget(session.id)
         await self.journal.close_session(session.id, self._clock(), status)
 
     async def sweep(self) -> None:
@@ -277,11 +292,10 @@ class CaptureProxy:
             self.limits.refused[_ENDED_BY[status]] += 1
         noted = await asyncio.gather(*(self._end(session, status) for session, status in over), return_exceptions=True)
         for (session, status), problem in zip(over, noted, strict=True):
-            if problem is None:
-                log.info("session %s is closed: %s", session.id, status)
-            elif isinstance(problem, JournalError):
-                log.warning("session %s is closed (%s), which could not be recorded: %s", session.id, status, problem)
-            else:
+            if isinstance(problem, JournalError):
+                with logs.about(session.id, session.rollout_id):
+                    log.warning("that the session has ended (%s) could not be recorded: %s", status, problem)
+            elif problem is not None:
                 raise problem
 
     async def _keep_sweeping(self) -> None:
@@ -329,8 +343,19 @@ class CaptureProxy:
             "paused": not self.gate.open.is_set(),
             "weights_version": self.gate.weights_version,
             "sessions": len(self.sessions),
-            "calls_in_flight": self._calls.in_flight,
+            "calls_in_flight": self.calls_in_flight,
+            "replicas": [asdict(replica) for replica in self.engine.status()] if isinstance(self.engine, ReplicaSet) else [],
         }
+
+    @property
+    def calls_in_flight(self) -> int:
+        """Replies being drawn."""
+        return self._calls.in_flight
+
+    def busiest(self, most: int) -> list[dict[str, Any]]:
+        """How the sessions are that have most calls under way, then those that had one last."""
+        found = nsmallest(most, self.sessions, key=lambda s: (-s.drawing, -len(s.live), -s.last_active))
+        return [self.session_status(session.id) for session in found]
 
     def session_status(self, session_id: str) -> dict[str, Any]:
         session = self.sessions.get(session_id)
@@ -343,6 +368,7 @@ class CaptureProxy:
             "expires_at": session.expires_at,
             "turns": len(session.tree.turns),
             "in_flight": len(session.live),
+            "idle_seconds": self.sessions.idle_seconds(session),
             "counters": dict(session.counters),
             "infra_error": session.infra_error,
             "budget_exhausted": session.budget_exhausted,

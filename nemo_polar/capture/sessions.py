@@ -22,6 +22,7 @@ from typing import Any
 from nemo_polar.capture.limits import Limits
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.rewrites import DateRewrite, today
+from nemo_polar.capture.totals import Totals
 from nemo_polar.errors import Overloaded, PolarError, Unauthorized
 from nemo_polar.tokens.tree import ConversationTree
 from nemo_polar.types import Turn
@@ -170,6 +171,7 @@ class SessionStore:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.totals = Totals()
         self._limit = limit
         self._limits = limits
         self._clock = clock
@@ -224,6 +226,7 @@ class SessionStore:
         )
         self._by_id[session.id] = session
         self._by_key[session.key] = session
+        self.totals.opened += 1
         return session, SessionHandle(session.id, secret, session.expires_at)
 
     def authenticate(self, secret: str | None) -> Session:
@@ -289,9 +292,14 @@ class SessionStore:
         self._by_key.pop(session.key, None)
         return session
 
-    def remove(self, session_id: str) -> None:
-        """Forget a session."""
+    def idle_seconds(self, session: Session) -> float:
+        """How long it has been without a call under way."""
+        return 0.0 if session.live else max(0.0, self._monotonic() - session.last_active)
+
+    def remove(self, session_id: str, status: str) -> None:
+        """Forget a session that ended in the way ``status``."""
         session = self._by_id.pop(session_id, None)
         if session is not None:
+            self.totals.end(session.counters, status)
             session.closed = True
             self._by_key.pop(session.key, None)

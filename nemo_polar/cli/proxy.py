@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from nemo_polar.capture.proxy import CaptureProxy
-from nemo_polar.cli.boundary import run_async
+from nemo_polar.cli.boundary import run_async, settle_heap
 from nemo_polar.cli.console import stderr
 from nemo_polar.errors import ConfigError
 from nemo_polar.rollout.compose import load_proxy_settings
@@ -66,6 +66,7 @@ async def _serve(settings: ProxySettings, folder: RunFolder, secret_file: Path |
         if secret_file is not None:
             _write_secret(secret_file, proxy.control_secret)
             stack.callback(secret_file.unlink, missing_ok=True)
+        settle_heap()
         _announce(proxy, folder, secret_file, as_json)
         await stop.wait()
 

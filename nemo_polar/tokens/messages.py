@@ -85,10 +85,15 @@ def _call(call: ToolCall, quote: Quote) -> dict[str, Any]:
 def parsed_arguments(arguments: str) -> dict[str, Any] | None:
     """The arguments as an object; None when they are not one, and then the string itself is passed on."""
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads(arguments, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and the infinities, which Python reads and JSON does not have."""
+    raise ValueError(name)
 
 
 def _others(message: Message, quote: Quote, names: Mapping[str, str]) -> list[dict[str, Any]]:

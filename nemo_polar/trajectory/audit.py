@@ -32,7 +32,7 @@ OWN_REQUESTS = ("polar-probe-", "polar-score-")
 
 
 def audit_run(run_dir: Path, *, score: Score | None = None, served_version: int | None = None) -> AuditReport:
-    """Audit the run in ``run_dir`` (journal, ``trajectories.jsonl``, ``manifest.json``, ``engine.jsonl`` or one such file a replica).
+    """Audit the run in ``run_dir`` (journal, ``trajectories.jsonl``, ``manifest.json``, and the engine-side log or logs).
 
     With ``score``, trained tokens that were drawn under ``served_version`` (by default the latest in the run) are re-scored.
 

@@ -18,10 +18,11 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 def key(headers: Mapping[str, str], *names: str) -> str | None:
     """The API key: a bearer token, else the first of ``names`` that is there.
 
-    None when there is none, when it is not ASCII, and when ``Authorization`` is given more than once: a server before this one
-    may have gone by another of them.
+    None when there is none, when it is not ASCII, and when one of these headers is given more than once: a server before this
+    one may have gone by another of them.
     """
-    if sum(name.lower() == "authorization" for name in headers) > 1:
+    given = [name.lower() for name, _ in headers.items()]  # of a multi-dict only the items are all there
+    if any(given.count(name) > 1 for name in ("authorization", *names)):
         return None
     scheme, _, token = (header(headers, "authorization") or "").strip().partition(" ")
     candidates = [token if scheme.lower() == "bearer" else None, *(header(headers, name) for name in names)]

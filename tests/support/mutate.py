@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,6 +92,7 @@ def draw(rng: random.Random, bases: Sequence[bytes]) -> Case:
 
 _RAW = "\ue000raw:"
 _END = "\ue001"
+_RAW_TEXT = re.compile(f'"{_RAW}((?:[0-9a-f]{{2}})*){_END}"')
 _DOUBLE = "\ue002"
 """Before a key: written without this, so that the key is there twice."""
 
@@ -108,13 +110,9 @@ def encode(document: Json, rng: random.Random | None = None) -> bytes:
     text = json.dumps(document, **style)
     for mark in (_RAW, _END, _DOUBLE):  # the same two marks, however they were escaped
         text = text.replace(json.dumps(mark)[1:-1], mark)
-    head, *pieces = text.split('"' + _RAW)
-    out = [head]
-    for piece in pieces:
-        code, _, rest = piece.partition(_END + '"')
-        out += [bytes.fromhex(code).decode(), rest]
+    text = _RAW_TEXT.sub(lambda found: bytes.fromhex(found[1]).decode(), text)
     # A lone surrogate that is not escaped is no UTF-8: that is among what a client may send.
-    return "".join(out).replace(_DOUBLE, "").encode("utf-8", "surrogatepass")
+    return text.replace(_DOUBLE, "").encode("utf-8", "surrogatepass")
 
 
 # --- what the JSON says -----------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,14 +140,28 @@ def joined(raw: bytes) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(
-    folder: Path, script: Any = None, *, codec: Codec | None = None, engine: Engine | None = None, **settings: Any
+    folder: Path,
+    script: Any = None,
+    *,
+    codec: Codec | None = None,
+    engine: Engine | None = None,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+    **settings: Any,
 ) -> AsyncGenerator[Rig, None]:
     """A rig; ``settings`` are the proxy's, those that begin with ``engine_`` and are not its own the scripted engine's."""
     codec = codec or tiny_codec()
     own = {k: settings.pop(k) for k in list(settings) if k in CaptureSettings.model_fields}
     engine = engine or ScriptedEngine(script, log=folder / ENGINE_LOG, **{"vocab": 259, "reply_tokens": (4, 12), **settings})
     own = {"keep_alive_seconds": 0.2, "shutdown_seconds": 0.2, "grace_seconds": 0.3, **own}
-    proxy = CaptureProxy(CaptureSettings(**own), codec=codec, engine=engine, journal=Journal(folder / JOURNAL))
+    proxy = CaptureProxy(
+        CaptureSettings(**own),
+        codec=codec,
+        engine=engine,
+        journal=Journal(folder / JOURNAL),
+        clock=clock,
+        monotonic=monotonic,
+    )
     await proxy.start()
     try:
         async with aiohttp.ClientSession() as http:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the stateful test stands on: an engine that outlives the proxy, proxies that can be killed, and a client on real sockets.
+"""What the stateful test stands on: an engine that outlives the proxy, proxies that can be killed, a client on real sockets.
 
 ``python -m tests.support.stateful`` is a fork server: for every line of JSON on stdin it forks a child that serves one proxy,
 and says on stdout where, and afterwards how it ended.
@@ -106,7 +106,10 @@ class Engine:
 
     def __init__(self, folder: Path, codec_name: str) -> None:
         options = ScriptedOptions(
-            vocab=vocabulary(codec_name), max_context=200_000, reply_tokens=(2, 12), stop_token_ids=codec(codec_name).stop_token_ids
+            vocab=vocabulary(codec_name),
+            max_context=200_000,
+            reply_tokens=(2, 12),
+            stop_token_ids=codec(codec_name).stop_token_ids,
         )
         self.core = ScriptedCore(self._reply, log=folder / ENGINE_LOG, options=options)
         self.queues: dict[str, deque[ScriptedReply]] = {}
@@ -297,6 +300,7 @@ class ForkedProxy:
         return self._line(30.0)["exited"]
 
     def _said(self, seconds: float) -> bool:
+        assert self._server.stdout is not None
         return bool(self._unread) or bool(select.select([self._server.stdout], [], [], seconds)[0])
 
     def _line(self, seconds: float) -> Any:
@@ -336,7 +340,7 @@ def _child(spec: Spec) -> int:
 
 
 def main() -> None:
-    be_quick()
+    be_quick(setattr)
     for line in sys.stdin:
         spec = Spec(**json.loads(line))
         codec(spec.codec)  # loaded once, inherited by all
@@ -349,10 +353,10 @@ def main() -> None:
         print(json.dumps({"exited": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
-def be_quick() -> None:
+def be_quick(set_attribute: Callable[[object, str, object], None]) -> None:
     """Ask a failing engine again after milliseconds: the waits are not what is tested, and there are many."""
     assert hasattr(draw, "_BACKOFF_SECONDS")
-    draw._BACKOFF_SECONDS = 0.01
+    set_attribute(draw, "_BACKOFF_SECONDS", 0.01)
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
@@ -443,7 +447,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: fl
     """Wait for ``condition``; fail when it does not come true."""
     try:
         async with asyncio.timeout(seconds):
-            while not await condition():
+            while not await condition():  # noqa: ASYNC110 (what is waited for has no event here)
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"not within {seconds:g} s: {what}") from None

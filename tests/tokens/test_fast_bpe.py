@@ -161,6 +161,13 @@ def test_blanks_of_any_length_have_the_ids_of_the_rust_library(folder: Callable[
         assert same(both(folder), f"a{blanks}b")
 
 
+def test_a_million_blanks_are_left_to_the_rust_library() -> None:
+    text = f"a{' ' * 1_000_000}b"
+    assert same(both(models.tiny), text)
+    with pytest.raises(BaseException, match="Stack"):  # a Rust panic; not an Exception
+        both(models.tiny)[0]._encode(text)
+
+
 def test_models_are_loaded_with_the_fast_backend_where_it_is_proven() -> None:
     assert isinstance(Tokenizer.load(models.tiny())._backend, FastBackend)
 
@@ -175,6 +182,11 @@ def test_common_text_never_reaches_the_slow_library(folder: Callable[[], Path], 
     )
     assert len(common) > 100_000
     assert tokenizer.decode(tokenizer.encode(common)) == common
+
+
+def test_qwen35_splits_as_the_table_says() -> None:
+    config = json.loads((models.qwen35() / "tokenizer_config.json").read_bytes())
+    assert config["pat_str"] == SPLITS["qwen3.5"]
 
 
 def test_characters_that_the_vocabulary_cannot_spell_are_left_to_the_rust_library() -> None:

@@ -68,3 +68,8 @@ def test_each_tool_result_is_a_message_with_its_call_and_name() -> None:
 def test_a_message_without_parts_is_an_empty_one() -> None:
     assert message_dicts([Message(Role.USER, ())], str) == [{"role": "user", "content": ""}]
     assert message_dicts([Message(Role.ASSISTANT, ())], str) == [{"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize("arguments", ['{"x": NaN}', '{"x": -Infinity}', "[1]", "", '{"x": 1'])
+def test_arguments_that_are_no_json_object_are_passed_on_as_they_are(arguments: str) -> None:
+    assert parsed_arguments(arguments) is None
