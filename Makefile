@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package engine toolchain mini model system status demo adapter test lint smoke clean distclean
+.PHONY: help setup package engine toolchain mini model system status demo adapter test fuzz lint smoke clean distclean
 
 # Any Python from 3.8 on will do for the set-up; it finds the ones that the environments need.
 PYTHON ?= python3
@@ -42,6 +42,9 @@ demo: setup ## a real harness, a real model, audited trajectories in runs/demo
 
 test: package ## the test suite: no real engine, no vendor CLI
 	@$(BIN)/python -m pytest -m "not engine and not harness and not soak"
+
+fuzz: package ## 10,000 mutated request bodies (POLAR_FUZZ_CASES, POLAR_FUZZ_SEED)
+	@$(BIN)/python -m pytest tests/test_fuzz.py -m soak -s --timeout 3600
 
 lint: package ## ruff and pyright
 	@$(BIN)/ruff check $(SOURCES)

@@ -21,6 +21,7 @@ CORE = [
     "tiktoken>=0.7",
     "jinja2>=3.1",
     "rich>=13",
+    "prometheus-client>=0.20",
     "typer>=0.12",
 ]
 

@@ -23,6 +23,7 @@
     │   ├── EngineOverloaded    it said so (429, 503)
     │   ├── EngineOverflow      it says that the prompt does not fit
     │   └── EngineProtocol      it answered something that breaks rule 1 (ids or log-probabilities missing, NaN, misaligned)
+    │       └── EngineWeights   it drew under other weights than it was believed to serve
     ├── JournalError            the journal cannot be written or read
     ├── SandboxError            a sandbox cannot start, run, copy or stop
     ├── HarnessError            a harness is not installed or cannot be planned
@@ -180,6 +181,10 @@ class EngineOverflow(EngineError):
 
 class EngineProtocol(EngineError):
     """The answer breaks rule 1: ids or log-probabilities missing, not finite or misaligned."""
+
+
+class EngineWeights(EngineProtocol):
+    """It drew under other weights than it was believed to serve. What it drew has no true version, so it is not recorded."""
 
 
 class JournalError(PolarError):

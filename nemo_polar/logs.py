@@ -20,11 +20,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
-
-Form = Literal["json", "text"]
-Level = Literal["debug", "info", "warning", "error"]
 
 _QUEUED = 4096
 """Lines that may wait to be written."""
@@ -34,6 +31,22 @@ _CLOSE_SECONDS = 2.0
 """For the lines that wait to be written, when a log is closed."""
 _MIN_HIDDEN = 6
 """Shorter keys are placeholders, such as ``none``; hiding them would garble everything."""
+
+
+class Form(StrEnum):
+    """How a line is written."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class Level(StrEnum):
+    """The least that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 @dataclass(slots=True)
@@ -95,7 +108,7 @@ class Formatter(logging.Formatter):
 
     def __init__(self, form: Form):
         super().__init__()
-        self._form: Form = form
+        self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, str] = {
@@ -110,7 +123,7 @@ class Formatter(logging.Formatter):
             fields |= {key: value for key, value in known.items() if value is not None}
         if record.exc_info and record.exc_info[0] is not None:
             fields["exception"] = redact(_cut(self.formatException(record.exc_info)))
-        return json.dumps(fields, ensure_ascii=False) if self._form == "json" else _words(fields)
+        return json.dumps(fields, ensure_ascii=False) if self._form is Form.JSON else _words(fields)
 
 
 def _words(fields: dict[str, str]) -> str:
@@ -173,20 +186,20 @@ class LineHandler(logging.Handler):
 
 
 @contextmanager
-def to_stderr(form: Form = "text", level: Level = "info") -> Iterator[None]:
+def to_stderr(form: Form = Form.TEXT, level: Level = Level.INFO) -> Iterator[None]:
     """Log to whatever is stderr at the time, in this block."""
     with _logging(LineHandler(_to_stderr, form), level):
         yield
 
 
 @contextmanager
-def to_file(path: Path, level: Level = "info") -> Iterator[None]:
+def to_file(path: Path, level: Level = Level.INFO) -> Iterator[None]:
     """Log to the end of a file as JSON, in this block.
 
     Raises:
         OSError: it cannot be opened.
     """
-    with path.open("ab", buffering=0) as file, _logging(LineHandler(file.write, "json"), level):
+    with path.open("ab", buffering=0) as file, _logging(LineHandler(file.write, Form.JSON), level):
         yield
 
 

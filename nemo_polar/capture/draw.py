@@ -34,6 +34,7 @@ from nemo_polar.errors import (
     EngineOverloaded,
     EngineProtocol,
     EngineTimeout,
+    EngineWeights,
     JournalError,
     Unavailable,
 )
@@ -281,7 +282,8 @@ class _Run:
             except EngineError as exc:
                 failures += 1
                 self.session.counters[f"engine:{type(exc).__name__}"] += 1
-                await self._record_partial(segment)
+                if not isinstance(exc, EngineWeights):
+                    await self._record_partial(segment)
                 await self.d.end_call(self.ticket, type(exc).__name__, str(exc))
                 if failures > self.d._retries or not exc.retryable:
                     raise

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""A histogram that costs a fraction of a microsecond to observe, for the life of a call. It is only read when metrics are asked for."""
+"""A histogram that costs a fraction of a microsecond to observe, and that is only read when metrics are asked for."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Meter:
         self.request_seconds: defaultdict[tuple[str, bool], Histogram] = defaultdict(Histogram)
         """Calls answered with 200, from header to last byte, by dialect and streamed."""
         self.added_seconds = Histogram()
-        """From a request's last byte until its sample may begin: parsing, placing, rendering, waiting for a turn of the loop."""
+        """From a request's last byte until its sample may begin: parsing, placing, rendering, waiting for the loop."""
         self.first_token_seconds = Histogram()
         """From asking the engine to its first token."""
         self.lag_seconds = Histogram()

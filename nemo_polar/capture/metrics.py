@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector, Metric
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from nemo_polar.capture.histogram import Histogram
 from nemo_polar.engines.replicas import ReplicaSet

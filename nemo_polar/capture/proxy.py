@@ -35,7 +35,7 @@ from nemo_polar.capture.roots import RootCache
 from nemo_polar.capture.seen import SeenRequests
 from nemo_polar.capture.sessions import Session, SessionHandle, SessionRecord, SessionStore
 from nemo_polar.capture.share import LoopShare
-from nemo_polar.engines.base import Engine, EngineInfo
+from nemo_polar.engines.base import Engine, EngineInfo, TellsWeights
 from nemo_polar.engines.replicas import ReplicaSet
 from nemo_polar.errors import ConfigError, EngineError, JournalError
 from nemo_polar.settings import CaptureSettings
@@ -96,6 +96,7 @@ class CaptureProxy:
             ConfigError: an address cannot be bound.
         """
         self.info = await self.engine.connect()
+        self.gate.weights_version = await self._served_version()
         if self.settings.max_context is not None:
             self.info = replace(self.info, max_context=min(self.info.max_context, self.settings.max_context))
         self.journal.start()
@@ -151,6 +152,14 @@ class CaptureProxy:
             asyncio.create_task(self._keep_sweeping(), name="sweep"),
             asyncio.create_task(self.meter.watch_lag(), name="watch lag"),
         ]
+
+    async def _served_version(self) -> int:
+        """The weights version that the engine says it serves; 0 when it does not say, as before the first update."""
+        version = self.info.weights_version
+        if version is None and isinstance(self.engine, TellsWeights):
+            with suppress(EngineError):  # a server may lack the route; whoever updates weights will be told
+                version = await self.engine.weights_version()
+        return version or 0
 
     async def _listen(self, app: web.Application, refuse: Refusal, shape: Shape) -> web.BaseRunner:
         connections = Connections(self.settings, self.limits, shape)

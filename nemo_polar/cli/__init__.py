@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from nemo_polar.cli.boundary import EXIT_CODES, guarded
+from nemo_polar.logs import Form, Level
 
 app = typer.Typer(
     name="polar",
@@ -30,6 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in the folder, or begin it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check settings, plug-ins and task files, and stop.")]
+LogFormat = Annotated[Form, typer.Option(envvar="POLAR_LOG_FORMAT", help="How the log on stderr is written.")]
+LogLevel = Annotated[Level, typer.Option(envvar="POLAR_LOG_LEVEL", help="The least that is logged.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Rename a run folder of that name out of the way.")]
 
 
@@ -134,6 +137,8 @@ def proxy(
         Path | None, typer.Option(help="Where to write the control secret. [default: OUT/control.secret]")
     ] = None,
     show_secret: Annotated[bool, typer.Option("--show-secret", help="Print the control secret, and write no file.")] = False,
+    log_format: LogFormat = Form.TEXT,
+    log_level: LogLevel = Level.INFO,
     json: Json = False,
 ) -> None:
     """Run the capture proxy alone, until SIGTERM.
@@ -142,7 +147,40 @@ def proxy(
     """
     from nemo_polar.cli.proxy import main as run
 
-    run(recipe, overrides or [], out=out, secret_file=secret_file, show_secret=show_secret, as_json=json)
+    run(
+        recipe,
+        overrides or [],
+        out=out,
+        secret_file=secret_file,
+        show_secret=show_secret,
+        log_format=log_format,
+        log_level=log_level,
+        as_json=json,
+    )
+
+
+@app.command()
+@guarded
+def top(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Where it runs: the --out of polar proxy, or a run folder.")
+    ] = Path("runs/proxy"),
+    control: Annotated[str | None, typer.Option(metavar="URL", help="Its control listener, if it has no folder here.")] = None,
+    secret_file: Annotated[Path | None, typer.Option(help="File with its control secret.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    sessions: Annotated[int, typer.Option(min=0, help="How many of the busiest sessions to show.")] = 20,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame as plain text, and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON, and end.")] = False,
+) -> None:
+    """Show a live proxy: rates, latencies, replicas, its busiest sessions.
+
+    Ends with q or Ctrl-C. A polar rollout can be watched when it was started with capture.control_port=PORT.
+
+    Elsewhere: polar top --control URL --secret-file FILE.
+    """
+    from nemo_polar.cli.top import main as run
+
+    run(folder, control=control, secret_file=secret_file, interval=interval, sessions=sessions, once=once, as_json=json)
 
 
 @app.command()

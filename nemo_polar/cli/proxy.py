@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -16,6 +15,8 @@ from nemo_polar.capture.proxy import CaptureProxy
 from nemo_polar.cli.boundary import run_async, settle_heap
 from nemo_polar.cli.console import stderr
 from nemo_polar.errors import ConfigError
+from nemo_polar.logs import Form, Level, to_stderr
+from nemo_polar.rollout.address import SECRET, announced, facts_of
 from nemo_polar.rollout.compose import load_proxy_settings
 from nemo_polar.rollout.folder import RunFolder
 from nemo_polar.rollout.launch import launched_engine
@@ -33,13 +34,17 @@ def main(
     out: Path,
     secret_file: Path | None,
     show_secret: bool,
+    log_format: Form,
+    log_level: Level,
     as_json: bool,
 ) -> None:
     """See ``polar proxy --help``."""
     settings = load_proxy_settings(recipe, overrides)
     if show_secret and secret_file is not None:
         raise ConfigError("--show-secret and --secret-file exclude each other")
-    run_async(_serve(settings, RunFolder(out), None if show_secret else secret_file or out / "control.secret", as_json))
+    secret_file = None if show_secret else secret_file or out / SECRET
+    with to_stderr(log_format, log_level):
+        run_async(_serve(settings, RunFolder(out), secret_file, as_json))
 
 
 async def _serve(settings: ProxySettings, folder: RunFolder, secret_file: Path | None, as_json: bool) -> None:
@@ -63,37 +68,16 @@ async def _serve(settings: ProxySettings, folder: RunFolder, secret_file: Path |
         stack.push_async_callback(proxy.stop)
         await proxy.start()
         write_manifest(folder.path, manifest_of(settings, proxy, time.time()))
-        if secret_file is not None:
-            _write_secret(secret_file, proxy.control_secret)
-            stack.callback(secret_file.unlink, missing_ok=True)
+        stack.enter_context(announced(proxy, folder, secret_file))
         settle_heap()
         _announce(proxy, folder, secret_file, as_json)
         await stop.wait()
 
 
-def _write_secret(path: Path, secret: str) -> None:
-    """A file that only its owner can read, from the moment it exists."""
-    try:
-        path.unlink(missing_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secret + "\n")
-    except OSError as exc:
-        raise ConfigError(f"the control secret cannot be written to {path}: {exc.strerror}") from exc
-
-
 def _announce(proxy: CaptureProxy, folder: RunFolder, secret_file: Path | None, as_json: bool) -> None:
-    facts = {
-        "url": proxy.url,
-        "socket": None if proxy.socket is None else str(proxy.socket),
-        "control_url": proxy.control_url,
-        "control_secret_file": None if secret_file is None else str(secret_file),
-        "control_secret": proxy.control_secret if secret_file is None else None,
-        "model": proxy.info.model,
-        "max_context": proxy.info.max_context,
-        "journal": str(folder.journal),
-    }
-    facts = {key: value for key, value in facts.items() if value is not None}
+    facts = facts_of(proxy, folder, secret_file)
+    if secret_file is None:
+        facts["control_secret"] = proxy.control_secret
     if as_json:
         print(dumps(facts), flush=True)
     else:

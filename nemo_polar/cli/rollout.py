@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from nemo_polar.cli.boundary import Exit, complain, leave, run_async
 from nemo_polar.cli.console import RunView, print_json, stderr, stdout, summary, task_table
 from nemo_polar.errors import ConfigError
+from nemo_polar.logs import Level, to_stderr
 from nemo_polar.rollout.compose import load_settings
 from nemo_polar.rollout.run import Checked, Finished, Run, check
 from nemo_polar.types import Status
@@ -60,7 +61,7 @@ def show_plan(checked: Checked, *, as_json: bool) -> None:
 
 async def watched(run: Run, view: RunView) -> Finished:
     """Run it with progress; the first Ctrl-C (or SIGTERM) ends it cleanly, a second one at once."""
-    with interruptible(run.cancel, view.say):
+    with to_stderr(level=Level.WARNING), interruptible(run.cancel, view.say):
         async with view.watching(run):
             return await run.run()
 

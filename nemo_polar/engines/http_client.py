@@ -20,6 +20,7 @@ from nemo_polar.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
+from nemo_polar.logs import hide
 
 _TOO_LONG = re.compile(
     r"maximum (model|context) length|longer than the (maximum|model's context)|context length exceeded|max_model_len"
@@ -38,6 +39,7 @@ class EngineHttp:
     def __init__(self, url: str, *, connect_timeout: float, idle_timeout: float, api_key: str | None):
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=idle_timeout)
+        hide(api_key)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 

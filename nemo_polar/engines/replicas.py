@@ -32,7 +32,7 @@ import numpy as np
 from nemo_polar.engines.affinity import Affinity
 from nemo_polar.engines.base import Chunk, Engine, EngineInfo, GenerateRequest
 from nemo_polar.engines.replica import OpenSample, Replica, ReplicaStatus, each, most_common, named
-from nemo_polar.errors import EngineError, EngineOverloaded, EngineProtocol, EngineTimeout, EngineUnavailable
+from nemo_polar.errors import EngineError, EngineOverloaded, EngineProtocol, EngineTimeout, EngineUnavailable, EngineWeights
 from nemo_polar.types import FinishReason, LogProbs, TokenIds
 
 log = logging.getLogger("nemo_polar.engines")
@@ -170,7 +170,7 @@ class ReplicaSet:
 
         Raises:
             EngineUnavailable: no replica serves, or the chosen one failed: a retry goes to another.
-            EngineProtocol: tokens were passed on, and then the engine says that they are of other weights.
+            EngineWeights: tokens were passed on, and then the engine says that they are of other weights.
             EngineError: what the replica's engine raises.
         """
         await self._open.wait()
@@ -243,7 +243,7 @@ class ReplicaSet:
         if sample.epoch == replica.epoch:
             self._set_aside(replica, problem)
         message = f"{request_id}: {replica.url}: {problem}"
-        raise EngineProtocol(message) if sample.drawn else EngineUnavailable(message)
+        raise EngineWeights(message) if sample.drawn else EngineUnavailable(message)
 
     # --- weights --------------------------------------------------------------------------------------------------
 

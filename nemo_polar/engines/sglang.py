@@ -31,6 +31,7 @@ from nemo_polar.engines.sglang_stream import SglangStream
 from nemo_polar.engines.token_engine import TokenEngine, retry_flush
 from nemo_polar.engines.token_stream import version_number
 from nemo_polar.errors import EngineError, EngineProtocol
+from nemo_polar.logs import hide
 from nemo_polar.types import LogProbs, SamplingParams, TokenIds, as_ids
 
 GENERATE = "/generate"
@@ -52,6 +53,7 @@ class SglangEngine(TokenEngine):
 
     def __init__(self, url: str, *, admin_api_key: str | None = None, **options: Any):
         super().__init__(url, **options)
+        hide(admin_api_key)
         self._admin_headers = {"Authorization": f"Bearer {admin_api_key}"} if admin_api_key else {}
 
     async def _learn(self) -> tuple[str, int]:

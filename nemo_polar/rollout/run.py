@@ -26,6 +26,8 @@ from nemo_polar.engines.base import Engine
 from nemo_polar.engines.replicas import ReplicaSet
 from nemo_polar.errors import ConfigError, HarnessError, SandboxError, VerifierError
 from nemo_polar.harnesses.base import Endpoint, Harness, HarnessTask
+from nemo_polar.logs import to_file
+from nemo_polar.rollout.address import SECRET, announced
 from nemo_polar.rollout.attempt import Workshop
 from nemo_polar.rollout.audited import audit_folder
 from nemo_polar.rollout.folder import RunFolder, create_run_folder, has_begun, read_json, write_json
@@ -242,6 +244,7 @@ class Run:
         folder = RunFolder(path) if resumes else create_run_folder(path, overwrite=self._overwrite)
         async with AsyncExitStack() as stack:
             stack.enter_context(folder.held())
+            stack.enter_context(to_file(folder.logs / "polar.log"))
             left = await self._left(folder) if resumes else None
             if left is not None and len(left.earlier.kept) == self._total:
                 return await self._finished_before(folder, left, began)
@@ -306,13 +309,16 @@ class Run:
     async def _proxy(self, stack: AsyncExitStack, folder: RunFolder, urls: Sequence[str], scratch: Path) -> CaptureProxy:
         settings = self.settings
         self._say("loading the tokenizer")
-        # Sessions are made in this process: nobody needs the control listener.
+        # Sessions are made in this process: the control listener is for watching, and only there when its port is given.
         socket = settings.capture.socket or str(scratch / "proxy.sock")
-        capture = settings.capture.model_copy(update={"socket": socket, "control": False})
+        control = settings.capture.control and settings.capture.control_port != 0
+        capture = settings.capture.model_copy(update={"socket": socket, "control": control})
         proxy = await make_proxy(settings.engine, settings.policy, capture, folder, urls)
         self._say("connecting the engine")
         stack.push_async_callback(proxy.stop)
         await proxy.start()
+        if control:
+            stack.enter_context(announced(proxy, folder, folder.logs / SECRET))
         return proxy
 
     def _pipeline(

@@ -160,7 +160,7 @@ async def test_a_secret_that_is_none_gets_the_same_bytes_whatever_is_wrong_with_
             attempts[name] = {"secret": secret}
             attempts[name + " as api-key"] = {"headers": [("api-key", secret)]}
         found = await together(s.url, {name: request(s.body(), **what) for name, what in attempts.items()})
-        assert {name: f.statuses for name, f in found.items()} == dict.fromkeys(found, [401])
+        assert {name: f.statuses for name, f in found.items()} == {name: [401] for name in found}
         answers = {name: f.answers[0] for name, f in found.items()}
         for answer in answers.values():
             refused(answer, 401)
@@ -288,16 +288,21 @@ async def test_headers_do_not_make_a_call_anything_else(tmp_path):
         assert len(s.rig.proxy.sessions) == 2 and s.rig.proxy.gate.open.is_set()
 
 
-@pytest.mark.parametrize("method", ["TRACE", "OPTIONS", "CONNECT", "PUT", "DELETE", "PATCH", "HEAD", "PROPFIND", "SEARCH"])
-async def test_other_methods_are_no_routes(tmp_path, method):
+async def test_other_methods_are_no_routes(tmp_path):
     async with scene(tmp_path) as s:
-        for target in (CHAT, "*", "127.0.0.1:22", "/"):
-            found = await exchange(s.url, request(b"", method=method, target=target, secret=s.attacker.secret), quiet=0.1)
-            if method == "HEAD":
-                assert b"HTTP/1.1 404" in found.rest or b"HTTP/1.1 400" in found.rest or found.answers[0].status in (400, 404)
-            else:
-                refused(found.answers[0], 400, 404)
-                assert s.attacker.secret.encode() not in found.answers[0].body
+        methods = ("TRACE", "OPTIONS", "CONNECT", "PUT", "DELETE", "PATCH", "PROPFIND", "SEARCH", "HEAD")
+        tried = {
+            f"{method} {target}": request(method=method, target=target, secret=s.attacker.secret)
+            for method in methods
+            for target in (CHAT, "*", "127.0.0.1:22", "/")
+        }
+        for name, found in (await together(s.url, tried)).items():
+            if name.startswith("HEAD"):  # its answers have no body, so they are not whole
+                assert found.rest.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404")) or found.answers[0].status == 400, name
+                continue
+            assert len(found.answers) == 1, name
+            refused(found.answers[0], 400, 404)
+            assert s.attacker.secret.encode() not in found.answers[0].body
 
 
 @pytest.mark.parametrize("protocol", ["websocket", "h2c", "TLS/1.0", "HTTP/2.0"])
@@ -435,15 +440,18 @@ REFUSALS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
 @pytest.mark.parametrize("pieces", ["in one piece", "header first", "body in two"])
-async def test_the_body_of_a_refused_request_is_never_a_request(tmp_path, name, pieces):
+async def test_the_body_of_a_refused_request_is_never_a_request(tmp_path, pieces):
     async with scene(tmp_path) as s:
-        whole = request(s.smuggled, **{"secret": s.attacker.secret, **REFUSALS[name]})
-        cut = len(whole) - len(s.smuggled) // (2 if pieces == "body in two" else 1)
-        found = await exchange(s.url, *([whole] if pieces == "in one piece" else [whole[:cut], whole[cut:]]), quiet=0.2)
-        assert len(found.answers) == 1
-        refused(found.answers[0], 400, 401, 404)
+
+        async def attempt(name: str) -> None:
+            whole = request(s.smuggled, **{"secret": s.attacker.secret, **REFUSALS[name]})
+            cut = len(whole) - len(s.smuggled) // (2 if pieces == "body in two" else 1)
+            found = await exchange(s.url, *([whole] if pieces == "in one piece" else [whole[:cut], whole[cut:]]))
+            assert len(found.answers) == 1, name
+            refused(found.answers[0], 400, 401, 404)
+
+        await asyncio.gather(*map(attempt, REFUSALS))
 
 
 async def test_a_body_that_was_announced_and_not_waited_for_is_never_a_request(tmp_path):
@@ -477,7 +485,6 @@ async def test_what_is_no_http_at_all_is_refused(tmp_path):
             closed_in_doubt(repr(junk[:9]), await exchange(s.url, junk, quiet=5))
         for line in (
             "GET / HTTP/9.9",
-            "GET  /  HTTP/1.1",
             "GET / HTTP/1.1 x",
             "get / HTTP/1.1",
             f"POST {CHAT}\tHTTP/1.1",

@@ -50,9 +50,11 @@ class Clock:
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     """Return once ``condition`` holds; fail the test when it does not within ``seconds``."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
+    for _ in range(int(seconds * 100)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about")
 
 
 def assert_names(answer: Any, setting: str, rig: Rig, times: int = 1) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 
+from nemo_polar.engines.scripted import ScriptedEngine
+from nemo_polar.errors import EngineWeights
 from nemo_polar.types import FinishReason
 from tests.capture.test_calls import USER, assert_equals_engine_log
 from tests.support.proxy import running
@@ -41,3 +43,33 @@ async def test_calls_that_come_while_paused_wait_and_are_drawn_under_the_new_ver
         await asked
         (turn,) = rig.turns(client.session_id)
         assert turn.sample.weights_version == (3, 3)
+
+
+async def test_tokens_of_other_weights_than_believed_are_not_recorded_and_not_gone_on_from(tmp_path, monkeypatch):
+    async with running(tmp_path) as rig:
+        client = await rig.session()
+        draw = ScriptedEngine.generate
+
+        async def mislabelled(self, request):
+            async for chunk in draw(self, request):
+                yield chunk if chunk.finish_reason is None else None
+                break
+            raise EngineWeights("drawn under version 0 when it should be at 1")
+
+        monkeypatch.setattr(ScriptedEngine, "generate", mislabelled)
+        rig.engine.core.push(rig.ids("a" * 20), rig.ids("b"))
+        status, _, answer = await client.post(client.body([USER]))
+        assert status == 503
+        assert "EngineWeights" in (rig.proxy.session_status(client.session_id)["infra_error"] or "")
+        monkeypatch.setattr(ScriptedEngine, "generate", draw)
+        answer = await client.message([USER])
+        assert answer["content"] == "b"
+        (turn,) = rig.turns(client.session_id)
+        assert not turn.continues
+
+
+async def test_a_proxy_begins_at_the_version_that_its_engine_says_it_serves(tmp_path):
+    engine = ScriptedEngine(vocab=259, reply_tokens=(4, 12))
+    engine.core.set_version(5)
+    async with running(tmp_path, engine=engine) as rig:
+        assert rig.proxy.status()["weights_version"] == 5

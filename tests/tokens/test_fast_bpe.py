@@ -162,10 +162,7 @@ def test_blanks_of_any_length_have_the_ids_of_the_rust_library(folder: Callable[
 
 
 def test_a_million_blanks_are_left_to_the_rust_library() -> None:
-    text = f"a{' ' * 1_000_000}b"
-    assert same(both(models.tiny), text)
-    with pytest.raises(BaseException, match="Stack"):  # a Rust panic; not an Exception
-        both(models.tiny)[0]._encode(text)
+    assert same(both(models.tiny), f"a{' ' * 1_000_000}b")  # tiktoken panics on them
 
 
 def test_models_are_loaded_with_the_fast_backend_where_it_is_proven() -> None:
