@@ -54,6 +54,9 @@ lint: package ## ruff and pyright
 smoke: setup mini ## one real engine and the real harnesses, end to end
 	@$(BIN)/python -m pytest -m "engine or harness" --timeout 600
 
+soak: package ## the rules under random clients, faults and kills, for an hour (POLAR_SOAK_SECONDS)
+	@$(BIN)/python -m pytest -s -m soak tests/test_stateful.py
+
 adapter: ## make the demo's adapter again: demonstrations, then the fit
 	@$(SETUP) system package toolchain engine base
 	@$(BIN)/python -m nemo_polar.demo.generate --split train --count 192 > .polar/demonstrations.jsonl

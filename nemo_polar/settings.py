@@ -90,6 +90,8 @@ class CaptureSettings(Settings):
     """How long a sample runs on after its client has gone."""
     keep_alive_seconds: float = Field(default=5, gt=0)
     """Silence on a stream after which a keep-alive is sent."""
+    stream_interval_seconds: float = Field(default=0.02, ge=0)
+    """Between two writes to one stream at least. Tokens that come sooner go out together; the first and last do not wait."""
     engine_idle_seconds: float = Field(default=300, gt=0)
     """Silence of the engine in one sample after which it counts as lost."""
     engine_retries: int = Field(default=2, ge=0)

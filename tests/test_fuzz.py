@@ -221,7 +221,7 @@ class Fuzz:
         body.pop("max_completion_tokens", None)
         body.pop("stream_options", None)
         status, _, answer = await client.post(body)
-        assert status == 200, answer
+        assert status == 200 and answer is not None, answer
         message = answer["choices"][0]["message"]
         results = [{"role": "tool", "tool_call_id": c["id"], "content": "ok"} for c in message.get("tool_calls") or ()]
         body["messages"] += [message, *(results or [{"role": "user", "content": "more"}])]

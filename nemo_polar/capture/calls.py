@@ -384,7 +384,7 @@ class Calls:
     ) -> web.StreamResponse:
         encoder = dialect.stream(call, live.id, live.created, call.model or self.settings.model)
         response: web.StreamResponse | None = None
-        async for batch in live.follow(self.settings.keep_alive_seconds):
+        async for batch in live.follow(self.settings.keep_alive_seconds, self.settings.stream_interval_seconds):
             await self.share.turn()
             out = b"".join(map(encoder.delta, batch)) if batch else encoder.keep_alive()
             response = await _send(request, response, encoder, out)

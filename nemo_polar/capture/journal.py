@@ -354,7 +354,8 @@ def _together(db: sqlite3.Connection, writes: Sequence[_Row | _Update]) -> list[
     except _ROW_ERRORS:
         db.rollback()
         return None
-    return [None] * len(writes)
+    done: list[JournalError | None] = [None] * len(writes)
+    return done
 
 
 def _insert(db: sqlite3.Connection, verb: str, rows: Sequence[tuple[Any, ...]]) -> None:

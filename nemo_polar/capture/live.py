@@ -33,7 +33,9 @@ class LiveReply:
         self._grace = grace
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[asyncio.Future[bool]] = []
-        """Readers that wait for news: True, or silence: False."""
+        """Readers that wait for news of any kind."""
+        self._ending: list[asyncio.Future[bool]] = []
+        """Those that wait for the end."""
 
     @property
     def done(self) -> bool:
@@ -44,21 +46,23 @@ class LiveReply:
     def publish(self, deltas: Sequence[Delta]) -> None:
         if deltas:
             self.deltas.extend(deltas)
-            self._wake()
+            self._wake(self._waiting)
 
     def finish(self, reply: Reply) -> None:
         self.reply = reply
-        self._wake()
+        self._wake(self._waiting, self._ending)
 
     def fail(self, error: CallError) -> None:
         if not self.done:
             self.error = error
-            self._wake()
+            self._wake(self._waiting, self._ending)
 
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for reader in waiting:
-            _tell(reader, True)
+    @staticmethod
+    def _wake(*lists: list[asyncio.Future[bool]]) -> None:
+        for waiting in lists:
+            for reader in waiting:
+                _tell(reader, True)
+            waiting.clear()
 
     # --- the side that reads ------------------------------------------------------------------------------------------
 
@@ -78,37 +82,44 @@ class LiveReply:
         if self.task is not None and not self.task.done():
             self.task.cancel()
 
-    async def follow(self, silence: float) -> AsyncGenerator[Sequence[Delta], None]:
-        """Batches of deltas, from the first. An empty batch means ``silence`` seconds without news. Ends when the reply has."""
-        at = 0
+    async def follow(self, silence: float, interval: float = 0.0) -> AsyncGenerator[Sequence[Delta], None]:
+        """Batches of deltas, from the first. An empty batch means ``silence`` seconds without news. Ends when the reply has.
+
+        ``interval``: seconds between two batches at least; what comes sooner goes out together. The first and last do not wait.
+        """
+        loop = asyncio.get_running_loop()
+        at, ready = 0, 0.0
         while True:
             if at < len(self.deltas):
-                batch = self.deltas[at:] if at else self.deltas[:]
+                if not self.done and (rest := ready - loop.time()) > 0:
+                    await self._wait(self._ending, rest)
+                batch = self.deltas[at:]
                 at += len(batch)
+                ready = loop.time() + interval
                 yield batch
             elif self.done:
                 return
-            elif not await self._news(silence):
+            elif not await self._wait(self._waiting, silence):
                 yield ()
 
     async def ended(self) -> None:
         """Return once it has finished or failed."""
         while not self.done:
-            await self._news(None)
+            await self._wait(self._ending, None)
 
-    async def _news(self, silence: float | None) -> bool:
-        """Wait for something to happen; False after ``silence`` seconds of nothing. This runs once a token."""
+    async def _wait(self, waiting: list[asyncio.Future[bool]], seconds: float | None) -> bool:
+        """Wait to be told; False when nobody did within ``seconds``. It runs once a token, so it makes no task and no event."""
         loop = asyncio.get_running_loop()
         reader: asyncio.Future[bool] = loop.create_future()
-        self._waiting.append(reader)
-        timer = None if silence is None else loop.call_later(silence, _tell, reader, False)
+        waiting.append(reader)
+        timer = None if seconds is None else loop.call_later(seconds, _tell, reader, False)
         try:
             return await reader
         finally:
             if timer is not None:
                 timer.cancel()
-            if reader in self._waiting:  # silence, or the reader was cancelled
-                self._waiting.remove(reader)
+            if reader in waiting:  # silence, or the reader was cancelled
+                waiting.remove(reader)
 
 
 def _tell(reader: asyncio.Future[bool], news: bool) -> None:

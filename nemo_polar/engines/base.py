@@ -54,9 +54,9 @@ class GenerateRequest:
     """For a chat-only server: the first so many of ``prompt_ids`` are recorded ids it must keep (0 for a new root)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
-    """Some sampled tokens."""
+    """Some sampled tokens. Not frozen, as one is made for each token of a stream, and freezing costs several times the making."""
 
     token_ids: TokenIds
     """int32[t]"""
@@ -135,6 +135,12 @@ class TellsWeights(Protocol):
         ...
 
 
+_LEAST, _MOST = -9999.0, 1e-3
+"""Between which a log-probability lies: vLLM writes -9999 for a missing one, and rounding makes some a little positive."""
+_FEW = 16
+"""Numbers that are looked at sooner one by one than by an array operation: a stream brings them singly."""
+
+
 @dataclass(slots=True)
 class ChunkChecker:
     """Rule 1 at the door: every engine client passes its chunks through one of these."""
@@ -161,11 +167,11 @@ class ChunkChecker:
             raise EngineProtocol(
                 f"{self.request_id}: {len(token_ids)} ids with {len(logprobs)} log-probabilities at token {self.seen}"
             )
-        ids = np.asarray(token_ids, dtype=np.int32)
-        lps = np.asarray(logprobs, dtype=np.float32)  # None becomes NaN
-        good = (lps <= 1e-3) & (lps > -9999.0)  # which no NaN and no infinity is
-        if not good.all():
-            at = int(np.flatnonzero(~good)[0])
+        ids = np.array(token_ids, dtype=np.int32)
+        lps = np.array(logprobs, dtype=np.float32)  # None becomes NaN
+        good = [_LEAST < x <= _MOST for x in lps.tolist()] if len(lps) <= _FEW else (lps > _LEAST) & (lps <= _MOST)
+        if not all(good):  # NaN and the infinities are not
+            at = list(good).index(False)
             raise EngineProtocol(
                 f"{self.request_id}: log-probability {lps[at]} at token {self.seen + at}; the engine must return a finite one "
                 "for every token it samples"

@@ -63,8 +63,8 @@ def announced(proxy: CaptureProxy, folder: RunFolder, secret_file: Path | None) 
             secret_file.unlink(missing_ok=True)
 
 
-def find(path: Path) -> Address:
-    """The proxy that runs in the folder ``path``.
+def find(path: Path, secret_file: Path | None = None) -> Address:
+    """The proxy that runs in the folder ``path``; its secret is read from ``secret_file`` if one is given.
 
     Raises:
         ConfigError: none does, it has no control listener, or its secret cannot be read.
@@ -75,7 +75,7 @@ def find(path: Path) -> Address:
             f"no proxy that can be watched runs in {path}: give the folder of a running `polar proxy` (its --out), or of a "
             "`polar rollout` started with capture.control_port=PORT, or --control URL"
         )
-    url, secret_file = facts.get("control_url"), facts.get("control_secret_file")
+    url, secret_file = facts.get("control_url"), secret_file or facts.get("control_secret_file")
     if url is None:
         raise ConfigError(f"the proxy in {path} has no control listener (capture.control=false)")
     if secret_file is None:

@@ -84,6 +84,15 @@ async def test_a_body_over_the_limit_is_refused_without_reading_it_all(tmp_path,
             assert_names(await response.json(), "max_body_bytes", rig)
 
 
+async def test_a_compressed_body_that_comes_with_its_header_is_measured_as_what_it_holds(tmp_path):
+    async with running(tmp_path, max_body_bytes=2000) as rig:
+        client = await rig.session()
+        body = gzip.compress(json.dumps(GOOD).encode() + b" " * 20_000)
+        got = await exchange(rig.proxy.url, request(body, secret=client.secret, headers=[("Content-Encoding", "gzip")]))
+        assert got.statuses == [413]
+        assert_names(got.answers[0].json(), "max_body_bytes", rig)
+
+
 async def test_message_parts_have_a_bound(tmp_path):
     async with running(tmp_path, max_parts=3) as rig:
         client = await rig.session()
@@ -401,14 +410,14 @@ async def test_a_session_that_is_over_is_closed_recorded_and_forgotten(tmp_path,
         client = await rig.session(seconds=seconds)
         await client.ask([USER])
         await rig.delivered(client.session_id)
-        assert rig.proxy._seen.bytes
+        assert rig.proxy.seen.bytes
         monotonic.now += 49
         await rig.proxy.sweep()
         await client.ask([USER])
         await until(lambda: not rig.proxy.sessions.get(client.session_id).live)
         monotonic.now += seconds - 49 if status == "expired" else 60
         await rig.proxy.sweep()
-        assert (len(rig.proxy.sessions), rig.proxy._seen.bytes) == (0, 0)
+        assert (len(rig.proxy.sessions), rig.proxy.seen.bytes) == (0, 0)
         assert statuses(rig) == [status]
         assert (await client.post(GOOD))[0] == 401
         assert rig.proxy.limits.refused == {"idle_seconds" if status == "idle" else "session_seconds": 1}
@@ -450,7 +459,7 @@ async def test_a_call_that_is_still_arriving_when_its_session_is_closed_is_refus
         await connection.send(whole[-5:])
         answer = await connection.answer(3)
         assert answer is not None and answer.status == 401
-        assert rig.proxy._seen.bytes == 0, "nothing of it is kept for a session that nobody will close again"
+        assert rig.proxy.seen.bytes == 0, "nothing of it is kept for a session that nobody will close again"
         assert rig.engine_log() == []
         await connection.close()
 

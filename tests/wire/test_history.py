@@ -188,12 +188,15 @@ def test_the_history_does_not_show_in_any_mix_of_messages(talks):
 
 
 def test_what_repeats_is_taken_over_as_the_same_objects():
-    first = DIALECT.parse(*bodies(talk(SYSTEM, GO, CALLS, tools=[WEATHER])), ROUTE)
+    def body(*messages: Any, **fields: Any) -> bytes:
+        return json.dumps(talk(*messages, **fields)).encode()
+
+    first = DIALECT.parse(body(SYSTEM, GO, CALLS, tools=[WEATHER]), ROUTE)
     assert first.read is not None
-    again = DIALECT.parse(*bodies(talk(SYSTEM, GO, CALLS, RESULT, tools=[WEATHER])), ROUTE, [first.read])
+    again = DIALECT.parse(body(SYSTEM, GO, CALLS, RESULT, tools=[WEATHER]), ROUTE, [first.read])
     assert all(a is b for a, b in zip(first.call.messages, again.call.messages, strict=False))
     assert again.call.tools is first.call.tools
-    edited = DIALECT.parse(*bodies(talk(SYSTEM, {**GO, "content": "else"}, CALLS)), ROUTE, [first.read])
+    edited = DIALECT.parse(body(SYSTEM, {**GO, "content": "else"}, CALLS), ROUTE, [first.read])
     assert [a is b for a, b in zip(first.call.messages, edited.call.messages, strict=True)] == [True, False, False]
 
 
