@@ -225,6 +225,9 @@ class Calls:
         self, session: Session, call: ModelCall, prints: Fingerprints, rewrites: int, *, retry: bool
     ) -> LiveReply:
         """A reply to follow: one under way, a recorded one, or a new sample. Already attached."""
+        for ending in [live for live in session.live if live.given_up and live.request == prints.request]:
+            if ending.task is not None:
+                await asyncio.wait({ending.task})  # then what it drew is recorded, and this call goes on from there
         live = self._joined(session, prints, retry=retry) or self._replayed(session, call, prints, retry=retry)
         if live is not None:
             session.counters["joined"] += 1

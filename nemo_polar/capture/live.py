@@ -29,6 +29,8 @@ class LiveReply:
         self.turns: list[Turn] = []
         """Recorded so far: one, or several where the sample was resumed."""
         self.readers = 0
+        self.given_up = False
+        """Nobody came back for it in time: it will end with an error once what was drawn is recorded."""
         self.task: asyncio.Task[None] | None = None
         self._grace = grace
         self._expiry: asyncio.TimerHandle | None = None
@@ -80,6 +82,7 @@ class LiveReply:
     def abort(self) -> None:
         """Give the sample up; what was drawn is recorded."""
         if self.task is not None and not self.task.done():
+            self.given_up = True
             self.task.cancel()
 
     async def follow(self, silence: float, interval: float = 0.0) -> AsyncGenerator[Sequence[Delta], None]:

@@ -43,6 +43,7 @@ class RootCache:
         making = self._making.get(key)
         if making is None:
             making = self._making[key] = asyncio.ensure_future(self._make(key, render))
+            making.add_done_callback(_seen)
         else:
             self.hits += 1
         return await asyncio.shield(making)  # one waiter that is cancelled must not fail the others
@@ -60,3 +61,9 @@ class RootCache:
             _, oldest = self._prompts.popitem(last=False)
             self.bytes -= oldest.nbytes
         return prompt
+
+
+def _seen(making: asyncio.Future[TokenIds]) -> None:
+    """Mark a failure as seen: those who waited for it may all have gone."""
+    if not making.cancelled():
+        making.exception()

@@ -25,8 +25,9 @@ class LoopShare:
 
     async def turn(self) -> None:
         """Return at once, or in a later pass when this one's share is used up."""
-        while self._began is not None and time.monotonic() - self._began > self._seconds:
-            await asyncio.sleep(0)  # noqa: ASYNC110 - no event tells of a new pass but the pass itself
+        # Nothing tells of a new pass but the pass itself.
+        while self._began is not None and time.monotonic() - self._began > self._seconds:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         if self._began is None:
             # Not the loop's own clock, which stands still within a pass.
             self._began = time.monotonic()

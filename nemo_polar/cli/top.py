@@ -207,7 +207,8 @@ def _replicas(replicas: Sequence[Mapping[str, Any]]) -> Table:
 def _sessions(sessions: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("rollout", "turns", "in flight", "idle", "tokens", "last error")
     for session in sessions:
-        counts = (f"{session['turns']:,}", f"{session['in_flight']:,}", _span(session["idle_seconds"]))
+        idle = "-" if session["in_flight"] else _span(session["idle_seconds"])
+        counts = (f"{session['turns']:,}", f"{session['in_flight']:,}", idle)
         tokens = f"{session['counters'].get('sampled_tokens', 0):,}"
         problem = session["infra_error"] or (session["budget_exhausted"] and f"budget of {session['budget_exhausted']} spent")
         table.add_row(Text(_plain(session["rollout_id"])), *counts, tokens, Text(_plain(problem or "")))

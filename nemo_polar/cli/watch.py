@@ -170,8 +170,8 @@ def _quantiles(before: Look | None, now: Look, name: str) -> dict[str, float | N
 
 
 def quantile(share: float, buckets: list[tuple[float, float]]) -> float | None:
-    """About the value that ``share`` of the observations are at most, as Prometheus works it out: within a bucket they are taken
-    to lie evenly; above the last bound, at it.
+    """About the value that ``share`` of the observations are at most, as Prometheus works it out: within a bucket they are
+    taken to lie evenly; above the last bound, at it.
 
     Args:
         buckets: upper bound and how many were at most that, ascending; the last bound is infinite.

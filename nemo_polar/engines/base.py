@@ -56,7 +56,7 @@ class GenerateRequest:
 
 @dataclass(slots=True)
 class Chunk:
-    """Some sampled tokens. Not frozen, as one is made for each token of a stream, and freezing costs several times the making."""
+    """Some sampled tokens. Not frozen: one is made for each token of a stream, and freezing costs several times the making."""
 
     token_ids: TokenIds
     """int32[t]"""

@@ -183,6 +183,34 @@ async def test_after_the_grace_time_the_sample_is_aborted_recorded_and_continued
         assert_equals_engine_log(rig, turns)
 
 
+async def test_a_retry_that_comes_while_the_sample_is_being_given_up_goes_on_from_it(tmp_path, monkeypatch):
+    async with running(tmp_path, token_delay=0.02, grace_seconds=0.05) as rig:
+        client = await rig.session()
+        rig.engine.core.push(rig.ids("a reply that takes its time"))
+        await cut_off(client)
+        recorded = asyncio.Event()
+        add_turn = rig.proxy.journal.add_turn
+
+        def slow(*args):  # a disk that takes its time too
+            async def later():
+                await recorded.wait()
+                await add_turn(*args)
+
+            return asyncio.ensure_future(later())
+
+        monkeypatch.setattr(rig.proxy.journal, "add_turn", slow)
+        await asyncio.sleep(0.2)
+        (live,) = rig.proxy.sessions.get(client.session_id).live
+        assert live.given_up and not live.done
+        retry = asyncio.create_task(client.ask([USER], headers={"x-stainless-retry-count": "1"}))
+        await asyncio.sleep(0.1)
+        assert not retry.done()
+        recorded.set()
+        await retry
+        first, second = rig.turns(client.session_id)
+        assert (first.sample.finish_reason, second.continues, second.parent) == (FinishReason.ABORT, True, 0)
+
+
 async def test_an_engine_lost_in_mid_sample_is_continued_from_the_ids_it_gave(tmp_path):
     async with running(tmp_path, engine_retries=2) as rig:
         client = await rig.session()
