@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package engine toolchain mini model system status demo adapter test fuzz lint smoke clean distclean
+.PHONY: help setup package engine toolchain mini model system status demo adapter test fuzz lint smoke soak clean distclean
 
 # Any Python from 3.8 on will do for the set-up; it finds the ones that the environments need.
 PYTHON ?= python3

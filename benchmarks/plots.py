@@ -75,7 +75,7 @@ def _bars(axis: Axes, rows: Sequence[Row], proxies: Sequence[str], key: str, tit
         axis.bar_label(bars, labels=[_short(h) if h else "" for h in heights], fontsize=7)
     axis.set_xticks(range(len(concurrencies)), [f"{c} at a time" for c in concurrencies])
     axis.set_title(title, loc="left", fontsize=10)
-    if log:
+    if log and any((row[key] or 0) > 0 for row in rows):
         axis.set_yscale("log")
     axis.spines[["top", "right"]].set_visible(False)
 

@@ -49,7 +49,10 @@ SECONDS = 20
 WORKERS = 6
 SESSION_CASES = 40
 """After so many a worker's session is closed, and it opens another."""
-LIMITS: dict[str, Any] = {"max_body_bytes": 1_000_000, "max_parts": 1500, "max_context": 40_000, "read_seconds": 5}
+LIMITS: dict[str, Any] = {
+    **{"max_body_bytes": 1_000_000, "max_parts": 1500, "max_context": 40_000, "read_seconds": 5},
+    **{"reuse_bytes": 4_000_000, "root_cache_bytes": 1_000_000},  # soon full, so that what still grows is something else
+}
 FIELD_CODES = (
     "invalid_type",
     "invalid_value",

@@ -102,7 +102,6 @@ class Machine(Books, RuleBasedStateMachine):
         self.paused = 0
         """Steps since the weights were taken away; 0 when they are there."""
         self.numbers = 0
-        self.openings = 0
         self.log = logging.FileHandler(self.folder / PROXY_LOG)
         self.log.setLevel(logging.WARNING)
         for name in LOGGERS:

@@ -128,7 +128,7 @@ class Books:
         if sent.alone:
             before = known.given.get(answer.id)
             assert before is None or not before.alone, f"{where}: two clients were given one reply"
-        known.given[answer.id] = sent
+        known.given.setdefault(answer.id, sent)
         strangers = [s.number for s in self.sessions if s is not known and answer.id in s.given]
         assert not strangers, f"{where}: sessions {strangers} were given the same reply"
 
