@@ -178,7 +178,7 @@ class Drawer:
             live.finish(reply)
         except TimeoutError:
             await self._failed(
-                session, ticket, live, Unavailable(f"The reply took longer than {self._deadline:g} s."), "deadline"
+                session, ticket, live, Unavailable(f"The reply took longer than {self._deadline:g} s (capture.call_seconds)."), "deadline"
             )
         except asyncio.CancelledError:
             await self._failed(session, ticket, live, Unavailable("The reply was given up: its client had gone."), "cancelled")

@@ -363,7 +363,7 @@ class CaptureProxy:
 
     def busiest(self, most: int) -> list[dict[str, Any]]:
         """How the sessions are that have most calls under way, then those that had one last."""
-        found = nsmallest(most, self.sessions, key=lambda s: (-s.drawing, -len(s.live), -s.last_active))
+        found = nsmallest(most, self.sessions, key=lambda s: (-len(s.live), -s.last_active))
         return [self.session_status(session.id) for session in found]
 
     def session_status(self, session_id: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class Left:
     earlier: Earlier
     unrecorded: Mapping[str, int] = field(default_factory=dict)
     """Kept rollouts whose trajectory was written and whose result was not, to the attempt it is of: killed in between."""
+    dates: Mapping[str, date] = field(default_factory=dict)
+    """Group to the date its rollouts were given, so that those run again on another day send the same first prompt."""
 
 
 def read_left(folder: RunFolder, settings: Mapping[str, Any], tasks: Mapping[str, str], planned: Sequence[Identity]) -> Left:
@@ -55,13 +58,14 @@ def read_left(folder: RunFolder, settings: Mapping[str, Any], tasks: Mapping[str
                 kept[trajectory.rollout_id] = trajectory
     attempts: dict[str, int] = {}
     with JournalReader(folder.journal) as journal:
-        results = journal.results()
-        for row in [*journal.sessions(), *results]:
+        results, sessions = journal.results(), journal.sessions()
+        for row in [*sessions, *results]:
             attempts[row.rollout_id] = max(row.attempt + 1, attempts.get(row.rollout_id, 0))
     recorded = {(row.rollout_id, row.attempt) for row in results}
     unrecorded = {name: n for name, t in kept.items() if (name, n := _attempt(t)) not in recorded}
     retried = sum(row.payload.get("final") is False for row in results)
-    return Left(manifest, Earlier(kept, attempts, retried), unrecorded)
+    dates = {s.group_id: date.fromisoformat(s.metadata["pinned_date"]) for s in sessions if "pinned_date" in s.metadata}
+    return Left(manifest, Earlier(kept, attempts, retried), unrecorded, dates)
 
 
 async def take_over(folder: RunFolder, left: Left, recorder: Recorder) -> None:

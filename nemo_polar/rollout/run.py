@@ -258,6 +258,8 @@ class Run:
                 write_manifest(folder.path, manifest)
             else:
                 refuse_other_engine(folder, left.manifest, manifest)
+                for group_id, day in left.dates.items():
+                    proxy.sessions.pin_date(group_id, day)
                 await take_over(folder, left, recorder)
             self.pipeline = pipeline
             trajectories = await pipeline.run()

@@ -17,7 +17,7 @@ NEEDED = ["env.tasks=[t.yaml]", "engine.url=http://127.0.0.1:1", "policy.codec.t
 
 def test_a_members_of_each_group_composes_with_the_others() -> None:
     members = {group: sorted(p.stem for p in (config_dir("conf") / group).glob("*.yaml")) for group in ("harness", "sandbox")}
-    assert members == {"harness": ["pi", "shell"], "sandbox": ["local", "process"]}
+    assert members == {"harness": ["mini_swe_agent", "pi", "shell"], "sandbox": ["local", "process"]}
     for harness in members["harness"]:
         for sandbox in members["sandbox"]:
             command = ["harness.options.command=x"] if harness == "shell" else []

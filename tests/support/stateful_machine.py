@@ -367,11 +367,12 @@ class Machine(Books, RuleBasedStateMachine):
     def drawn_as_asked(self, *which: Known) -> None:
         """No request was drawn more often than clients asked for."""
         for known in which or [s for s in self.sessions if s.life == "open"]:
-            drawn = Counter(t["request"] for t in self.peek(known)["turns"] if not t["continues"])
-            for request, times in drawn.items():
+            turns = self.peek(known)["turns"]
+            for request, times in Counter(t["request"] for t in turns if not t["continues"]).items():
                 numbers = [s.number for s in known.sent if s.request == request]
                 assert times <= known.draws[request], (
-                    f"session {known.number}: calls {numbers} ask for {known.draws[request]} replies, {times} were drawn"
+                    f"session {known.number}: calls {numbers} ask for {known.draws[request]} replies, {times} were drawn: "
+                    f"{[t for t in turns if t['request'] == request]}"
                 )
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -382,6 +383,7 @@ class Machine(Books, RuleBasedStateMachine):
                 try:
                     self.finish()
                 except BaseException as exc:
+                    self.broken = True
                     exc.add_note(self.account())
                     raise
         finally:
