@@ -397,8 +397,8 @@ async def test_mutated_bodies_get_a_2xx_or_a_4xx_of_the_providers_and_leave_noth
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_ten_thousand_mutations(tmp_path, caplog):
-    """Memory: over the last seven tenths less than one object is left over for each case (the test keeps one for each success),
-    and less than 4 KB, where a body is 6 KB. What there is comes in a few steps: the allocator's, after a burst of large bodies.
+    """Memory: over the last seven tenths less than one object is left over for each case (the test keeps one a success),
+    and less than 4 KB, where a body is 6 KB. What there is comes in steps: the allocator's, after bursts of large bodies.
     """
     cases = int(os.environ.get("POLAR_FUZZ_CASES", "10000"))
     caplog.set_level(logging.WARNING)

@@ -101,7 +101,7 @@ class Calls:
 
     # --- the life of one call -----------------------------------------------------------------------------------------
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request, from its first byte to its last."""
         found = match(self.dialects, request.method, request.path, request.headers)
         dialect, route = found if found is not None else (self.dialects[0], None)
@@ -171,7 +171,7 @@ class Calls:
         self.seen.keep(session.id, read, Printed(call, prints), size)
         return prints
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.BaseRequest) -> bytes:
         """The request's body, bounded in bytes and in time."""
         limit = self.settings.max_body_bytes
         if (request.content_length or 0) > limit:
@@ -371,7 +371,7 @@ class Calls:
     # --- from a reply to bytes ----------------------------------------------------------------------------------------
 
     async def _whole(
-        self, request: web.Request, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
+        self, request: web.BaseRequest, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
     ) -> web.StreamResponse:
         await live.ended()
         if live.reply is None:
@@ -383,7 +383,7 @@ class Calls:
         return response
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
+        self, request: web.BaseRequest, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
     ) -> web.StreamResponse:
         encoder = dialect.stream(call, live.id, live.created, call.model or self.settings.model)
         response: web.StreamResponse | None = None
@@ -425,7 +425,7 @@ _EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Cont
 
 
 async def _send(
-    request: web.Request, response: web.StreamResponse | None, encoder: StreamEncoder, out: bytes
+    request: web.BaseRequest, response: web.StreamResponse | None, encoder: StreamEncoder, out: bytes
 ) -> web.StreamResponse:
     """Write to the event stream, which begins with the first bytes there are to send."""
     if response is None:

@@ -177,9 +177,8 @@ class Drawer:
             session.failures.pop(live.request, None)
             live.finish(reply)
         except TimeoutError:
-            await self._failed(
-                session, ticket, live, Unavailable(f"The reply took longer than {self._deadline:g} s (capture.call_seconds)."), "deadline"
-            )
+            late = Unavailable(f"The reply took longer than {self._deadline:g} s (capture.call_seconds).")
+            await self._failed(session, ticket, live, late, "deadline")
         except asyncio.CancelledError:
             await self._failed(session, ticket, live, Unavailable("The reply was given up: its client had gone."), "cancelled")
         except CallError as exc:

@@ -21,33 +21,44 @@ from nemo_polar.wire.fields import shown
 
 log = logging.getLogger("nemo_polar.capture")
 
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Refusal = Callable[[int, str], web.Response]
 """Makes the answer for a status and one sentence."""
 
 
 async def serve(
-    app: web.Application, refuse: Refusal, connections: Connections, *, shutdown_timeout: float
+    served: web.Application | Handler, refuse: Refusal, connections: Connections, *, shutdown_timeout: float
 ) -> list[web.BaseRunner]:
-    """Runners of ``app``, set up: the first is the one to listen with; clean up all of them, in this order."""
-    inner = web.AppRunner(app, access_log=None)
-    await inner.setup()
-    routed = inner.server
-    if routed is None:
-        raise RuntimeError("aiohttp made no server of the application")
+    """Runners, set up: the first is the one to listen with; clean up all of them, in this order.
+
+    ``served``: an application, or one handler of everything, which is spared the way through a router.
+    """
+    inner: list[web.BaseRunner] = []
+    options: dict[str, Any] = {}
+    if isinstance(served, web.Application):
+        runner = web.AppRunner(served, access_log=None)
+        await runner.setup()
+        if runner.server is None:
+            raise RuntimeError("aiohttp made no server of the application")
+        inner.append(runner)
+        options["request_factory"] = runner.server.request_factory
+        handler: Handler = runner.server.request_handler
+    else:
+        handler = served
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
             return _closing(refuse(400, "The only transfer coding served is chunked."))
         try:
-            return await routed.request_handler(request)
+            return await handler(request)
         except web.HTTPException as exc:  # the router's own: no such route, method or expectation
             return _closing(refuse(exc.status, f"{exc.reason}: {request.method} {shown(request.path)}."))
 
     # handler_cancellation: a client that goes away must be noticed while its sample is still being drawn.
-    server = _Server(handle, refuse, connections, request_factory=routed.request_factory, handler_cancellation=True)
+    server = _Server(handle, refuse, connections, handler_cancellation=True, **options)
     outer = web.ServerRunner(server, shutdown_timeout=shutdown_timeout)
     await outer.setup()
-    return [outer, inner]
+    return [outer, *inner]
 
 
 def _closing(response: web.Response) -> web.Response:
@@ -60,7 +71,7 @@ class _Server(web.Server):
 
     def __init__(
         self,
-        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        handler: Handler,
         refuse: Refusal,
         connections: Connections,
         **options: Any,
@@ -104,7 +115,7 @@ class _Connection(BoundedConnection):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun, so it can only be cut off")
         if status < 500:
-            log.info("refused what is not HTTP: %s", type(exc).__name__)
+            log.debug("refused what is not HTTP: %s", type(exc).__name__)
             if isinstance(exc, http_exceptions.LineTooLong):
                 return self.connections.answer(self.connections.header_too_large())
             self.connections.limits.refused["malformed"] += 1
@@ -116,7 +127,7 @@ class _Connection(BoundedConnection):
         """What aiohttp would log with a traceback."""
         exc = kw.get("exc_info")
         if isinstance(exc, web.RequestPayloadError | http_exceptions.HttpProcessingError):
-            log.info("gave up a request body: %s", type(exc).__name__)  # the client's doing, and answered already
+            log.debug("gave up a request body: %s", type(exc).__name__)  # the client's doing, and answered already
         else:
             log.error(*args, **kw)
 

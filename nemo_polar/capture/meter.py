@@ -19,7 +19,7 @@ from nemo_polar.capture.histogram import Histogram
 from nemo_polar.logs import Subject, subject
 from nemo_polar.types import Sample
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _LAG_SECONDS = 0.1
 _CLIENT_GONE = 499
 
@@ -42,7 +42,7 @@ class Meter:
     def counted(self, handle: Handler) -> Handler:
         """``handle``, with each request counted, and with its records in the log saying whose they are."""
 
-        async def counted(request: web.Request) -> web.StreamResponse:
+        async def counted(request: web.BaseRequest) -> web.StreamResponse:
             seen = Observed(meter=self)
             token = subject.set(seen)
             status = _CLIENT_GONE  # if nothing is returned, the handler was cancelled

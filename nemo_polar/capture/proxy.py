@@ -29,7 +29,7 @@ from nemo_polar.capture.control import control_app, control_error, control_refus
 from nemo_polar.capture.draw import Drawer, Gate
 from nemo_polar.capture.journal import Journal, SessionRow
 from nemo_polar.capture.limits import Limits
-from nemo_polar.capture.listener import Refusal, serve
+from nemo_polar.capture.listener import Handler, Refusal, serve
 from nemo_polar.capture.meter import Meter
 from nemo_polar.capture.roots import RootCache
 from nemo_polar.capture.seen import SeenRequests
@@ -131,10 +131,9 @@ class CaptureProxy:
             retention=self._retention,
         )
         self.gate.open.set()
-        app = web.Application(client_max_size=0)
-        app.router.add_route("*", "/{path:.*}", self.meter.counted(self._calls.handle))
         try:
-            data = await self._listen(app, self._calls.refuse, self._calls.dialects[0].error)
+            handle = self.meter.counted(self._calls.handle)
+            data = await self._listen(handle, self._calls.refuse, self._calls.dialects[0].error)
             port = await self._bind(data, self.settings.host, self.settings.port)
             self.url = f"http://{self.settings.host}:{port}"
             if self.socket is not None:
@@ -161,9 +160,9 @@ class CaptureProxy:
                 version = await self.engine.weights_version()
         return version or 0
 
-    async def _listen(self, app: web.Application, refuse: Refusal, shape: Shape) -> web.BaseRunner:
+    async def _listen(self, served: web.Application | Handler, refuse: Refusal, shape: Shape) -> web.BaseRunner:
         connections = Connections(self.settings, self.limits, shape)
-        runners = await serve(app, refuse, connections, shutdown_timeout=self.settings.shutdown_seconds)
+        runners = await serve(served, refuse, connections, shutdown_timeout=self.settings.shutdown_seconds)
         self._connections.append(connections)
         self._runners += runners
         return runners[0]

@@ -261,8 +261,9 @@ class Machine(Books, RuleBasedStateMachine):
         body = body or json.dumps(raw).encode()
         call = OpenAIChat().parse(body, Route("generate")).call
         request = fingerprints(call, self.codec.fingerprint).request.hex()
-        others = [s for s in known.pending() if s.request != request]
-        if not can_be_taken_up(self.peek(known), request, retry) or others:
+        # What is there to be taken up may be gone when the call arrives: followed up, or taken by one just like it.
+        rivals = [s for s in known.pending() if s.request != request or not retry]
+        if rivals or not can_be_taken_up(self.peek(known), request, retry):
             known.draws[request] += 1
         self.numbers += 1
         work = ask(self.http, self.serving.url, known.secret, body, retry=retry, leave_after=leave_after)
@@ -306,7 +307,7 @@ class Machine(Books, RuleBasedStateMachine):
 
     def look_at(self, sent: Sent) -> None:
         answer, known = sent.answer, sent.session
-        got = answer.id or (answer.error or {}).get("message") or answer.broken
+        got = (answer.error or {}).get("message") or answer.broken or answer.id
         self.tell(f"call {sent.number} of session {known.number}: {answer.status} {got} left={answer.left}")
         assert not answer.left or sent.leaves, f"call {sent.number}: nobody hung up"
         if answer.complete and answer.status == 200 and answer.error is None:
