@@ -139,7 +139,7 @@ class ResultRow:
 
 
 def turn_to_params(turn: Turn, request: Request | None) -> tuple[Any, ...]:
-    """A turn as the parameters of its row, in the order of the schema's columns; its kind and delivery have their own tables."""
+    """A turn as the parameters of its row, in the order of the columns; its kind and delivery have tables of their own."""
     sample = turn.sample
     return (
         turn.session_id,
