@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package engine toolchain mini model system status demo adapter test fuzz lint smoke soak clean distclean
+.PHONY: help setup package engine toolchain mini model system status demo adapter test fuzz kills lint smoke soak clean distclean
 
 # Any Python from 3.8 on will do for the set-up; it finds the ones that the environments need.
 PYTHON ?= python3
@@ -45,6 +45,9 @@ test: package ## the test suite: no real engine, no vendor CLI
 
 fuzz: package ## 10,000 mutated request bodies (POLAR_FUZZ_CASES, POLAR_FUZZ_SEED)
 	@$(BIN)/python -m pytest tests/test_fuzz.py -m soak -s --timeout 3600
+
+kills: package ## 100 kill -9 of the proxy under load, and a restart on 10,000 calls
+	@$(BIN)/python -m pytest tests/capture/test_kill.py -m soak -s --timeout 600
 
 lint: package ## ruff and pyright
 	@$(BIN)/ruff check $(SOURCES)

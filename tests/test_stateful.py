@@ -17,6 +17,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -390,9 +391,20 @@ def forked() -> Iterator[ForkedProxy]:
     host.close()
 
 
-def hold(world: World, host: Callable[[World], Any], codec_name: str, value: object, *, lives: int, steps: int, seconds: float):
+def hold(
+    folder: Path,
+    world: World,
+    host: Callable[[World], Any],
+    codec_name: str,
+    value: object,
+    *,
+    lives: int,
+    steps: int,
+    seconds: float,
+) -> None:
     """Run so many lives of so many steps, and no longer than ``seconds``."""
     attributes = {
+        "root": folder,
         "world": world,
         "make_host": staticmethod(host),
         "codec_name": codec_name,
@@ -413,26 +425,27 @@ def hold(world: World, host: Callable[[World], Any], codec_name: str, value: obj
 
 
 @pytest.mark.parametrize(("codec_name", "lives"), [("tiny", 6), ("qwen3", 2)])
-def test_the_rules_hold_whatever_happens(world, forked, codec_name, lives):
+def test_the_rules_hold_whatever_happens(tmp_path, world, forked, codec_name, lives):
     if codec_name == "qwen3":
         models.qwen3()  # skips here, visibly, when it cannot be had
     before = TOTALS.copy()
-    hold(world, lambda _: forked, codec_name, f"bounded {codec_name}", lives=lives, steps=20, seconds=60)
+    hold(tmp_path, world, lambda _: forked, codec_name, f"bounded {codec_name}", lives=lives, steps=20, seconds=60)
     done = TOTALS - before
-    assert done["acknowledged"] > 20
-    assert done["bridged"] > 10
+    assert done["lives"] >= lives
+    assert done["acknowledged"] > 10 * lives
+    assert done["bridged"] > 2 * lives
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_the_rules_hold_for_long(world, forked):
+def test_the_rules_hold_for_long(tmp_path, world, forked):
     models.qwen3()
     seconds = float(os.environ.get("POLAR_SOAK_SECONDS", "3600"))
     start = value = int(os.environ.get("POLAR_SOAK_SEED", time.time()))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         name = "qwen3" if value % 4 == 0 else "tiny"
-        hold(world, lambda _: forked, name, value, lives=10, steps=60, seconds=end - time.monotonic())
+        hold(tmp_path, world, lambda _: forked, name, value, lives=10, steps=60, seconds=end - time.monotonic())
         value += 1
         print(f"seeds {start} to {value - 1}: {dict(TOTALS)}", flush=True)
 
@@ -468,23 +481,22 @@ def stamp_the_version_of_the_end(monkeypatch) -> None:
     monkeypatch.setattr(_Run, "_record_now", record)
 
 
-QUICK = [mutations.sibling_taken_for_another, acknowledge_before_it_is_on_disk]
-"""Caught within a second or two."""
-SLOW = [
+QUICK = [
     mutations.bridge_that_renders_again,
-    mutations.retry_that_starts_over_but_is_joined,
     mutations.sample_cut_by_one_token,
-    draw_again_for_a_retry,
+    acknowledge_before_it_is_on_disk,
     forget_what_was_delivered,
     stamp_the_version_of_the_end,
 ]
+"""Caught in the first lives."""
+SLOW = [mutations.sibling_taken_for_another, mutations.retry_that_starts_over_but_is_joined, draw_again_for_a_retry]
 
 
 @pytest.mark.parametrize(
     "mutation", [*QUICK, *(pytest.param(m, marks=pytest.mark.soak) for m in SLOW)], ids=lambda m: m.__name__
 )
-def test_a_broken_proxy_is_caught(world, monkeypatch, mutation):
+def test_a_broken_proxy_is_caught(tmp_path, world, monkeypatch, mutation):
     be_quick(monkeypatch.setattr)
     mutation(monkeypatch)
     with pytest.raises((AssertionError, Flaky)):  # flaky: it failed, and did not when hypothesis tried the same again
-        hold(world, ThreadProxy, "tiny", 1, lives=60, steps=40, seconds=60)
+        hold(tmp_path, world, ThreadProxy, "tiny", 1, lives=60, steps=40, seconds=60)

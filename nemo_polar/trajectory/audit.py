@@ -80,6 +80,8 @@ class Auditor:
             if not call.request_id.startswith(OWN_REQUESTS):
                 self._log.setdefault(call.request_id, []).append(call)
         self._accounted: set[str] = set()
+        self._cut_off: set[str] = set()
+        """Ids of sessions that nobody closed: their proxy was killed."""
         self._sessions: dict[str, SessionRow] = {}
         """Rollout id to the session its trajectory is made of."""
         self._turns: dict[str, dict[int, Turn]] = {}
@@ -102,6 +104,8 @@ class Auditor:
             report.malformed_calls += sum(c.malformed for c in turn.reply.tool_calls)
             if turn.fork_reason is not None:
                 report.forks[turn.fork_reason.value] = report.forks.get(turn.fork_reason.value, 0) + 1
+        if session.closed_at is None:
+            self._cut_off.add(session.id)
         self._turns[session.id] = {t.id: t for t in turns}
         self._calls[session.id] = check_turns(session.rollout_id, turns, self._log, report)
         self._account_calls(session, turns, calls)
@@ -220,6 +224,10 @@ class Auditor:
         report = self.report
         for request_id, calls in self._log.items():
             if request_id not in self._accounted:
+                # A request's row is not waited for, so a kill may fall between it and the engine. Its id names its session.
+                if request_id.removeprefix("polar-").rpartition("-")[0] in self._cut_off:
+                    report.lost_in_flight += 1
+                    continue
                 message = f"the engine drew {len(calls[0].token_ids)} tokens for {request_id}, which the journal never opened"
                 report.find(Code.DROPPED_TURN, None, None, None, message)
         claimed = {s.id for r, s in self._sessions.items() if r in self._rollouts}

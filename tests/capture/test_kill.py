@@ -10,15 +10,17 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
 import numpy as np
+import pytest
 
 from nemo_polar.capture.journal import JournalReader
 from nemo_polar.engines.log import read_engine_log
 from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL
-from tests.support.proxy import TOOLS, joined
+from tests.support.proxy import TOOLS, joined, running
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -65,6 +67,62 @@ async def one_life(server: asyncio.subprocess.Process, folder: Path, seconds: fl
 
 
 async def test_twenty_kills_under_load_lose_no_acknowledged_call(tmp_path):
+    replies = await killed(20, tmp_path)
+    assert replies > 200, f"only {replies} replies: that is no load"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_hundred_kills_under_load_lose_no_acknowledged_call(tmp_path):
+    replies = await killed(100, tmp_path)
+    print(f"100 kills, {replies} acknowledged replies, 0 lost")
+    assert replies > 1000, f"only {replies} replies: that is no load"
+
+
+@pytest.mark.soak
+async def test_a_proxy_serves_within_two_seconds_on_a_journal_of_ten_thousand_calls(tmp_path):
+    """Killed with its write-ahead log not folded in. The tokenizer of a real model, and Python itself, come on top."""
+    code = _RECORD.format(folder=str(tmp_path))
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE)
+    assert (await writer.communicate())[0] == b"written\n" and writer.returncode == -signal.SIGKILL
+    assert (tmp_path / f"{JOURNAL}-wal").stat().st_size > 0
+    started = time.perf_counter()
+    async with running(tmp_path) as rig:
+        client = await rig.session()
+        await client.ask([{"role": "user", "content": "go"}])
+        seconds = time.perf_counter() - started
+        assert len(rig.turns("old")) == 10_000
+    print(f"serving on a journal of 10,000 calls after {seconds:.2f} s")
+    assert seconds < 2
+
+
+_RECORD = """
+import asyncio, os, signal
+from pathlib import Path
+from dataclasses import replace
+from nemo_polar.capture.journal import Journal
+from tests.capture.test_journal import turn_of
+from tests.support.runs import call_row, session_row
+
+async def main():
+    journal = Journal(Path("{folder}") / "journal.db")
+    journal.start()
+    await journal.add_session(session_row("old", "r"))
+    for start in range(0, 10_000, 500):
+        made = [(n, turn_of("old", n, tokens=200)) for n in range(start, start + 500)]
+        turns = [replace(turn, call_id=f"c{{n}}", request_id=f"q{{n}}") for n, turn in made]
+        for turn in turns:
+            journal.open_call(call_row(turn))
+        await asyncio.gather(*(journal.add_turn(turn) for turn in turns))
+    print("written", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def killed(times: int, tmp_path: Path) -> int:
+    """Kill so many proxies under load, and check what each left. Returns how many replies had been acknowledged."""
     server = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -75,19 +133,19 @@ async def test_twenty_kills_under_load_lose_no_acknowledged_call(tmp_path):
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        await twenty_lives(server, tmp_path)
+        return await lives(times, server, tmp_path)
     finally:
         assert server.stdin is not None
         server.stdin.close()
         await server.wait()
 
 
-async def twenty_lives(server: asyncio.subprocess.Process, tmp_path: Path) -> None:
+async def lives(count: int, server: asyncio.subprocess.Process, tmp_path: Path) -> int:
     replies = 0
-    for life in range(20):
+    for life in range(count):
         folder = tmp_path / str(life)
         folder.mkdir()
-        acknowledged, sessions = await one_life(server, folder, 0.15 + 0.02 * life)
+        acknowledged, sessions = await one_life(server, folder, 0.15 + 0.02 * (life % 20))
         replies += len(acknowledged)
         log = {c.request_id: c for c in read_engine_log(folder / ENGINE_LOG)}
         with JournalReader(folder / JOURNAL) as journal:
@@ -103,4 +161,4 @@ async def twenty_lives(server: asyncio.subprocess.Process, tmp_path: Path) -> No
                 lines[turn.id] = np.concatenate([prompt, turn.sample.token_ids])
                 if turn.request_id in log:  # the engine died with the proxy: its last line may be missing
                     assert np.array_equal(log[turn.request_id].prompt_ids, prompt)
-    assert replies > 200, f"only {replies} replies: that is no load"
+    return replies

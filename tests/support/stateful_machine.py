@@ -86,11 +86,13 @@ class Machine(Books, RuleBasedStateMachine):
     deadline: ClassVar = float("inf")
     make_host: ClassVar[Callable[[World], Any]] = ThreadProxy
     world: ClassVar[World]
+    root: ClassVar[Path]
+    """Holds a folder for each life; those of lives that failed stay."""
     seed: ClassVar[object] = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(mkdtemp(prefix="polar-stateful-"))
+        self.folder = Path(mkdtemp(prefix="life-", dir=self.root))
         self.codec = codec(self.codec_name)
         self.engine = Engine(self.folder, self.codec_name)
         self.host = type(self).make_host(self.world)

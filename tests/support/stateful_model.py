@@ -182,7 +182,9 @@ class Books:
         want = self.chain(turns, sent.onto.reply_id.removeprefix("chatcmpl-"))[-1]
         if first.parent is None:
             assert first.fork_reason is ForkReason.BRIDGE, f"{where}: {first.fork_reason} for an append to call {onto.number}"
-            TOTALS["appends the codec could not bridge"] += 1
+            ended = self.decode(want.sample.token_ids[-1:])
+            assert ended == "<|endoftext|>", f"{where}: not bridged, though the reply ended in {ended!r}"
+            TOTALS["appends to a reply that ended in another way than its template's"] += 1
             return
         parent = turns[first.parent]
         same = parent.id == want.id or (parent.reply.text, arguments(parent)) == (want.reply.text, arguments(want))

@@ -424,6 +424,14 @@ def test_samples_lost_in_flight_and_failed_calls_are_counted_and_pass(run: Path)
     assert (report.lost_in_flight, report.failed_calls, report.calls) == (1, 2, 44)
 
 
+def test_a_sample_that_a_killed_proxy_had_no_time_to_open_was_lost_in_flight(run: Path) -> None:
+    log_more(run, "polar-s0-0123456789abcdef")
+    assert [f.code for f in audit_run(run).findings] == [Code.DROPPED_TURN], "its session was closed, so nothing was in flight"
+    sql(run, "UPDATE sessions SET closed_at = NULL, status = NULL WHERE id = 's0'")
+    report = audit_run(run)
+    assert report.ok and report.lost_in_flight == 1
+
+
 def test_a_sample_that_the_journal_never_opened_is_not_forgiven(run: Path) -> None:
     log_more(run, "q-unknown")
     report = audit_run(run)
