@@ -17,10 +17,11 @@ from typing import Any
 import orjson
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import hotspots, report
+from benchmarks import hotspots, report, sessions
 from benchmarks.hotspots import Sampler
 from benchmarks.plan import NEW_BYTES, make_plan
 from benchmarks.run import Bench, Measurements
+from benchmarks.sessions import Load
 from benchmarks.texts import encoding_ms
 from nemo_polar.cli.boundary import run_async
 from nemo_polar.cli.console import LOG_SECONDS, stderr, stdout
@@ -84,6 +85,31 @@ def profile_proxy(out: Path, *, only: str, tokenizer: Path | None) -> str:
     page = hotspots.page(window.title, cpu_ms, calls, *hotspots.shares(sampler.stacks()))
     (out / "profile.md").write_text(page, encoding="utf-8")
     return page
+
+
+def bench_sessions(out: Path, load: Load, *, tokenizer: Path | None, as_json: bool) -> bool:
+    """Many sessions on one proxy; true when there was no error and no drift. ``sessions.json`` and a plot go to ``out``.
+
+    Raises:
+        ConfigError: there is no tokenizer, or the folder cannot be made.
+        EngineUnavailable: a process did not start.
+    """
+    model, work = _tokenizer(tokenizer), out / "work"
+    _fresh(work)
+    with _Progress() as progress:
+        total = load.sessions * load.turns
+        progress.begin(total)
+        found = run_async(sessions.run(load, model, work, lambda done, of: progress.at(done, f"calls of {of:,}")))
+    shutil.rmtree(work)
+    (out / "sessions.json").write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    if importlib.util.find_spec("matplotlib") is not None:
+        sessions.draw(found, out / "sessions.png")
+    shown = {key: value for key, value in found.items() if key != "curve"}
+    if as_json:
+        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print("\n".join(f"{key.replace('_', ' ') + ':':20}{value}" for key, value in shown.items()))
+    return found["calls"] == total and not (found["errors"] or found["drift_tokens"] or found["findings"])
 
 
 def _tokenizer(given: Path | None) -> Path:
@@ -170,6 +196,14 @@ class _Progress:
 
     def begin(self, steps: int) -> None:
         self._bar.update(self._task, total=steps)
+
+    def at(self, done: int, what: str) -> None:
+        """So much is done."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, description=what, completed=done, refresh=True)
+        elif time.monotonic() - self._said_at > LOG_SECONDS:
+            self._said_at = time.monotonic()
+            self._console.print(f"{done:,} {what}", markup=False, highlight=False)
 
     def step(self, what: str) -> None:
         if self._console.is_terminal:

@@ -55,7 +55,7 @@ OPTIONAL = ("mini",)
 def package(progress: Progress) -> None:
     python = find_python(("3.13", "3.12", "3.11"))
     make_venv(progress, VENV, python)
-    pip(progress, VENV, "installing the package", "install", "-e", f"{ROOT}[test,dev]")
+    pip(progress, VENV, "installing the package", "install", "-e", f"{ROOT}[test,dev,plot]")
 
 
 def engine(progress: Progress) -> None:

@@ -317,6 +317,25 @@ def _bench() -> None:
     pass
 
 
+@bench.command("sessions")
+@guarded
+def bench_sessions(
+    out: Annotated[Path, typer.Option(help="Folder for sessions.json and its plot.")] = Path("runs/bench-sessions"),
+    sessions: Annotated[int, typer.Option(min=1, help="How many, each with a harness of its own.")] = 1000,
+    turns: Annotated[int, typer.Option(min=1, help="Calls of each.")] = 20,
+    arrive_seconds: Annotated[float, typer.Option(min=0, help="Over which they arrive.")] = 60.0,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with a Qwen3 tokenizer.json.")] = None,
+    json: Json = False,
+) -> None:
+    """Put many sessions on one proxy, with a scripted engine, and compare all it recorded with the engine's own log.
+
+    States errors, drift, throughput, latency and memory. Exits with 1 on an error or on drift.
+    """
+    from nemo_polar.cli.bench import sessions as run
+
+    run(out, count=sessions, turns=turns, arrive_seconds=arrive_seconds, tokenizer=tokenizer, as_json=json)
+
+
 @bench.command("proxy")
 @guarded
 def bench_proxy(
