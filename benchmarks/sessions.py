@@ -78,7 +78,7 @@ async def run(load: Load, tokenizer: Path, out: Path, tell: Callable[[int, int],
         proxy = await Measured.start("proxy", argv, out / "proxy.log")
         stack.push_async_callback(proxy.stop)
         facts = await proxy.announced()
-        secret = Path(facts["control_secret_file"]).read_text().strip()
+        secret = (await asyncio.to_thread(Path(facts["control_secret_file"]).read_text)).strip()
         connector = aiohttp.TCPConnector(limit=0)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         outcome, began = Outcome(), time.monotonic()
