@@ -34,6 +34,7 @@ from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL
 _TOOL = {"type": "function", "function": {"name": "bash", "description": "Run a command.", "parameters": {"type": "object"}}}
 _VOCAB = 151_936
 _END = 151_645
+_CONTEXT = 131_072
 _LOOK_SECONDS = 1.0
 
 
@@ -69,6 +70,7 @@ async def run(load: Load, tokenizer: Path, out: Path, tell: Callable[[int, int],
         engine_argv = (
             *(sys.executable, "-m", "nemo_polar.engines.scripted_server", "--log", out / ENGINE_LOG, "--vocab", _VOCAB),
             *("--stop-token-ids", _END, "--reply-tokens", 16, 48, "--chunk-tokens", 8, "--token-delay", 0.01),
+            *("--max-context", _CONTEXT),
         )
         engine = await Measured.start("engine", [str(a) for a in engine_argv], out / "engine.log")
         stack.push_async_callback(engine.stop)

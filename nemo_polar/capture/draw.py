@@ -339,6 +339,10 @@ class _Run:
                         self.prompt_ids = segment.prompt_ids
                         self.parser = self._parser(segment.prompt_ids)
                 segment.take(chunk.token_ids, chunk.logprobs, self.d._clock())
+                if segment.count > request.max_tokens:
+                    raise EngineProtocol(
+                        f"{request.request_id}: the engine went on after the {request.max_tokens} tokens asked for"
+                    )
                 self._hold_or_publish(self.parser.feed(chunk.token_ids))
                 if self.parser.stopped is not None:
                     return FinishReason.STOP
@@ -465,10 +469,13 @@ class _Segment:
         self.weights_version = weights_version
         self.ids: list[TokenIds] = []
         self.logprobs: list[LogProbs] = []
+        self.count = 0
+        """Of ``ids``, over all chunks."""
 
     def take(self, ids: TokenIds, logprobs: LogProbs, now: float) -> None:
         if len(ids):
             self.first_token_at = self.first_token_at or now
+            self.count += len(ids)
             self.ids.append(ids)
             self.logprobs.append(logprobs)
 
