@@ -19,7 +19,9 @@ from nemo_polar.errors import RegistryError
 PluginKind: TypeAlias = Literal["dialects", "engines", "harnesses", "sandboxes", "verifiers"]
 
 _BUILT_IN: dict[PluginKind, dict[str, str]] = {
-    "dialects": {"openai_chat": "nemo_polar.wire.openai_chat:OpenAIChat"},
+    "dialects": {
+        "openai_chat": "nemo_polar.wire.openai_chat:OpenAIChat",
+    },
     "engines": {
         "vllm": "nemo_polar.engines.vllm:VllmEngine",
         "sglang": "nemo_polar.engines.sglang:SglangEngine",

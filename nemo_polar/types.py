@@ -127,6 +127,12 @@ class ToolSpec:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool | None = None
+    freeform: bool = False
+    """The harness takes plain text for arguments. The model still writes an object; its one member is ``FREEFORM``."""
+
+
+FREEFORM = "input"
+"""The parameter under which a freeform tool's text stands."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class Calls:
     settings: CaptureSettings
     limits: Limits
     dialects: Sequence[Dialect]
+    fallback: Dialect
+    """In whose shape an answer is to what is of no dialect."""
     sessions: SessionStore
     codec: Codec
     info: EngineInfo
@@ -103,8 +105,8 @@ class Calls:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request, from its first byte to its last."""
-        found = match(self.dialects, request.method, request.path, request.headers)
-        dialect, route = found if found is not None else (self.dialects[0], None)
+        found = match(self.dialects, request.method, request.path, request.headers, request.query)
+        dialect, route = found if found is not None else (self.fallback, None)
         seen = observed()
         try:
             if route is None:
@@ -121,14 +123,16 @@ class Calls:
             await self.share.turn()
             parsed = await self._parsed(session, body, dialect, route)
             session.check_open()  # it may have been closed while the body arrived
+            parsed = session.stored.resumed(parsed)
             call, rewrites = self._rewritten(session, parsed.call)
             seen.stream = call.stream
             self._check_model(call)
             if route.kind == "count_tokens":
-                raise NotFound("Counting tokens is not served for this API.")
+                return await self._counted(session, dialect, call)
             prints = self._fingerprinted(session, parsed.read, call, len(body))
             with self.limits.stream() if call.stream else _NO_STREAM:
                 live = await self._accept(session, call, prints, rewrites, retry=dialect.is_retry(request.headers))
+                session.stored.keep(parsed, live)
                 try:
                     if call.stream:
                         return await self._stream(request, dialect, session, call, live)
@@ -155,7 +159,7 @@ class Calls:
     def refuse(self, status: int, sentence: str) -> web.Response:
         """The answer to what is not even a request of HTTP, so of no provider in particular."""
         error = CallError(sentence) if status >= 500 else NotFound(sentence) if status == 404 else BadRequest(sentence)
-        return _answer(self.dialects[0], error)
+        return _answer(self.fallback, error)
 
     async def _parsed(self, session: Session, body: bytes, dialect: Dialect, route: Route) -> Parsed:
         history = self.seen.reads(session.id)
@@ -248,6 +252,7 @@ class Calls:
         self.in_flight += 1
         try:
             ticket = await self._ticket(session, call, prints, live.id, rewrites)
+            live.prompt_tokens = len(ticket.prompt_ids) - ticket.continued
             session.check_open()  # rendering may have taken its time
         except BaseException:
             self.in_flight -= 1
@@ -285,7 +290,9 @@ class Calls:
             live.publish(_deltas(turn))
             turns, model = tree.reply_turns(turn), self.settings.model
             finish = turn.sample.finish_reason
-            live.finish(make_reply(self.codec, call, turns, turn.reply, finish, created=live.created, model=model))
+            reply = make_reply(self.codec, call, turns, turn.reply, finish, created=live.created, model=model)
+            live.prompt_tokens = reply.usage.prompt_tokens
+            live.finish(reply)
             return live
         return None
 
@@ -331,6 +338,7 @@ class Calls:
             sampling=replace(sampling, max_tokens=max_new),
             max_new=max_new,
             continues=partial,
+            continued=continued,
             rewrites=rewrites,
         )
 
@@ -382,10 +390,16 @@ class Calls:
         self._delivered(session, live)
         return response
 
+    async def _counted(self, session: Session, dialect: Dialect, call: ModelCall) -> web.Response:
+        """How many tokens the call's prompt has: on its recorded line where it goes on one, so exactly what usage would say."""
+        prints = fingerprints(call, self.codec.fingerprint)
+        _, prompt_ids, _ = await self._prompt(session, call, prints, session.tree.place(call, prints))
+        return web.Response(body=dialect.count(len(prompt_ids)), content_type="application/json")
+
     async def _stream(
         self, request: web.BaseRequest, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
     ) -> web.StreamResponse:
-        encoder = dialect.stream(call, live.id, live.created, call.model or self.settings.model)
+        encoder = dialect.stream(call, live.id, live.created, call.model or self.settings.model, live.prompt_tokens)
         response: web.StreamResponse | None = None
         async for batch in live.follow(self.settings.keep_alive_seconds, self.settings.stream_interval_seconds):
             await self.share.turn()
@@ -421,7 +435,7 @@ class Calls:
         return web.Response(body=body, content_type="application/json")
 
 
-_EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_AS_IT_COMES = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 async def _send(
@@ -429,7 +443,7 @@ async def _send(
 ) -> web.StreamResponse:
     """Write to the event stream, which begins with the first bytes there are to send."""
     if response is None:
-        response = web.StreamResponse(headers=_EVENT_STREAM)
+        response = web.StreamResponse(headers={"Content-Type": encoder.content_type, **_AS_IT_COMES})
         await response.prepare(request)
         out = encoder.start() + out
     await response.write(out)

@@ -133,6 +133,8 @@ class Ticket:
     max_new: int
     continues: Turn | None = None
     """An aborted turn of the same request to go on from; ``prompt_ids`` then ends with its sampled ids."""
+    continued: int = 0
+    """How many those are."""
     rewrites: int = 0
     """Declared rewrites applied to the request."""
     open_request: str | None = None

@@ -23,6 +23,8 @@ class LiveReply:
         self.created = created
         self.request = request
         """Fingerprint of the request it answers."""
+        self.prompt_tokens = 0
+        """Of its prompt, once that is known."""
         self.deltas: list[Delta] = []
         self.reply: Reply | None = None
         self.error: CallError | None = None

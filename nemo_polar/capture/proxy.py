@@ -47,6 +47,8 @@ _SWEEP_SECONDS = 5.0
 _ENDED_BY = {"expired": "session_seconds", "idle": "idle_seconds"}
 """The setting behind how a session ended."""
 
+_FALLBACK = "openai_chat"
+
 
 class CaptureProxy:
     """One proxy in front of one engine and one model."""
@@ -113,10 +115,12 @@ class CaptureProxy:
             share=share,
             clock=self._clock,
         )
+        dialects = {name: registry.resolve("dialects", name)() for name in registry.names("dialects")}
         self._calls = Calls(
             settings=self.settings,
             limits=self.limits,
-            dialects=[registry.resolve("dialects", name)() for name in registry.names("dialects")],
+            dialects=list(dialects.values()),
+            fallback=dialects[_FALLBACK],
             sessions=self.sessions,
             codec=self.codec,
             info=self.info,
@@ -133,7 +137,7 @@ class CaptureProxy:
         self.gate.open.set()
         try:
             handle = self.meter.counted(self._calls.handle)
-            data = await self._listen(handle, self._calls.refuse, self._calls.dialects[0].error)
+            data = await self._listen(handle, self._calls.refuse, self._calls.fallback.error)
             port = await self._bind(data, self.settings.host, self.settings.port)
             self.url = f"http://{self.settings.host}:{port}"
             if self.socket is not None:

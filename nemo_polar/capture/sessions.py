@@ -22,6 +22,7 @@ from typing import Any
 from nemo_polar.capture.limits import Limits
 from nemo_polar.capture.live import LiveReply
 from nemo_polar.capture.rewrites import DateRewrite, today
+from nemo_polar.capture.stored import StoredReplies
 from nemo_polar.capture.totals import Totals
 from nemo_polar.errors import Overloaded, PolarError, Unauthorized
 from nemo_polar.tokens.tree import ConversationTree
@@ -80,6 +81,7 @@ class Session:
     tree: ConversationTree = field(default_factory=ConversationTree)
     live: list[LiveReply] = field(default_factory=list)
     """Replies being drawn, or drawn and still being read."""
+    stored: StoredReplies = field(default_factory=StoredReplies)
     counters: Counter[str] = field(default_factory=Counter)
     failures: dict[bytes, str] = field(default_factory=dict)
     """Engine and journal failures by request, dropped again when a retry of the request succeeds."""

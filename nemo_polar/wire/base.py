@@ -27,10 +27,15 @@ class Route:
     """Set where the provider puts the model name (or the id asked for) into the URL."""
     stream: bool | None = None
     """Set where the provider says so in the URL."""
+    form: Literal["sse", "array"] = "sse"
+    """How a streamed answer is framed, where the URL says so: events, or the entries of one JSON array."""
 
 
 class StreamEncoder(Protocol):
     """Turns one reply into the provider's event stream. Joined, the bytes of all methods are a complete, valid stream."""
+
+    content_type: str
+    """Of the answer, e.g. ``text/event-stream; charset=utf-8``."""
 
     def start(self) -> bytes:
         """What goes before the first delta; may be empty."""
@@ -58,7 +63,7 @@ class Dialect(Protocol):
 
     name: str
 
-    def recognise(self, method: str, path: str, headers: Mapping[str, str]) -> Route | None:
+    def recognise(self, method: str, path: str, headers: Mapping[str, str], query: Mapping[str, str]) -> Route | None:
         """The route this request is for, or None when it is not of this dialect. ``path`` carries no query."""
         ...
 
@@ -79,8 +84,16 @@ class Dialect(Protocol):
         """The whole answer as one JSON body."""
         ...
 
-    def stream(self, call: ModelCall, reply_id: str, created: int, model: str) -> StreamEncoder:
-        """An encoder for a streamed answer."""
+    def stream(self, call: ModelCall, reply_id: str, created: int, model: str, prompt_tokens: int) -> StreamEncoder:
+        """An encoder for a streamed answer. ``prompt_tokens``: what the usage of its reply will say."""
+        ...
+
+    def count(self, tokens: int) -> bytes:
+        """The answer to a ``count_tokens`` request, whose body ``parse`` has read.
+
+        Raises:
+            NotFound: this API has no such route.
+        """
         ...
 
     def error(self, exc: CallError) -> tuple[int, Mapping[str, str], bytes]:

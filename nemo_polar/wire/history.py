@@ -50,6 +50,14 @@ class Parsed:
 
     call: ModelCall
     read: Read | None = None
+    preamble: int = 0
+    """How many messages at its start are the request's own and not part of the conversation (``instructions``): a call that
+    goes on from this one by name does not take them over."""
+    stored: bool = False
+    """Its client may go on from the reply by name."""
+    continues: str | None = None
+    """The ``Reply.id`` it goes on from by name: the messages of that call and its reply belong between the preamble and the
+    rest. Whoever holds them puts them there."""
 
 
 def longest(history: Sequence[Read], entries: Sequence[Any]) -> tuple[Read | None, int]:

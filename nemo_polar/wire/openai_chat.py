@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from nemo_polar.errors import CallError
+from nemo_polar.errors import CallError, NotFound
 from nemo_polar.types import ModelCall, Reply
 from nemo_polar.wire import headers as heads
 from nemo_polar.wire.base import Route, StreamEncoder
@@ -23,18 +23,21 @@ from nemo_polar.wire.openai_chat_request import parse_request
 from nemo_polar.wire.openai_common import error_body, error_headers, model_entry, models_body
 
 
+_OTHER_PROVIDERS = ("anthropic-version", "x-goog-api-key")
+
+
 class OpenAIChat:
     """The ``openai_chat`` dialect."""
 
     name = "openai_chat"
 
-    def recognise(self, method: str, path: str, headers: Mapping[str, str]) -> Route | None:
+    def recognise(self, method: str, path: str, headers: Mapping[str, str], query: Mapping[str, str]) -> Route | None:
         """POST ``[/v1]/chat/completions``, GET ``[/v1]/models``, GET ``[/v1]/models/<id>`` (the id may hold slashes)."""
         path = path.removeprefix("/v1") if path.startswith("/v1/") else path
         if method == "POST":
             return Route("generate") if path == "/chat/completions" else None
-        # Anthropic lists its models under the same path; its clients always say which version of that API they want.
-        if method != "GET" or heads.header(headers, "anthropic-version") is not None:
+        # Other providers list their models under the same path; their clients say whose API they mean.
+        if method != "GET" or any(heads.header(headers, other) is not None for other in _OTHER_PROVIDERS):
             return None
         if path == "/models":
             return Route("models")
@@ -57,9 +60,13 @@ class OpenAIChat:
         """A ``chat.completion``."""
         return completion(call, reply)
 
-    def stream(self, call: ModelCall, reply_id: str, created: int, model: str) -> StreamEncoder:
-        """An encoder of ``chat.completion.chunk`` events."""
+    def stream(self, call: ModelCall, reply_id: str, created: int, model: str, prompt_tokens: int) -> StreamEncoder:
+        """An encoder of ``chat.completion.chunk`` events. Usage is told at the end only."""
         return ChatStream(call, reply_id, created, model)
+
+    def count(self, tokens: int) -> bytes:
+        """This API has no route for it."""
+        raise NotFound("Counting tokens is not served for this API.")
 
     def error(self, exc: CallError) -> tuple[int, Mapping[str, str], bytes]:
         """Status, extra headers and ``{"error": {message, type, param, code}}``."""

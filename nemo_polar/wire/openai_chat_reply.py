@@ -62,6 +62,8 @@ class ChatStream:
     so log-probabilities follow the last of the text, in chunks with an empty delta. Joined, they are those of the whole answer.
     """
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, call: ModelCall, reply_id: str, created: int, model: str):
         self._want_logprobs = call.want_logprobs
         self._include_usage = bool(call.options.get("include_usage"))

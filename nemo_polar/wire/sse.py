@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every client must skip it."""
 

@@ -85,7 +85,7 @@ def deltas(message: Message, width: int = 3) -> list[Delta]:
 
 def streamed(call: ModelCall, whole: Reply, width: int = 3) -> bytes:
     """The complete stream for ``whole``, with keep-alives before, between and after."""
-    encoder = DIALECT.stream(call, whole.id, whole.created, whole.model)
+    encoder = DIALECT.stream(call, whole.id, whole.created, whole.model, whole.usage.prompt_tokens)
     out = [encoder.keep_alive(), encoder.start()]
     for delta in deltas(whole.message, width):
         out += [encoder.keep_alive(), encoder.delta(delta)]

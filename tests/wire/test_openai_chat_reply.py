@@ -137,19 +137,19 @@ def test_a_stream_joined_is_the_whole_answer(message, width, finish, logprobs, a
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_no_line_reader_splits_an_event(text):
-    chunk = DIALECT.stream(PLAIN, "r", 0, "polar").delta(TextDelta(text)).decode()
+    chunk = DIALECT.stream(PLAIN, "r", 0, "polar", 1).delta(TextDelta(text)).decode()
     assert len(chunk.splitlines()) == 2 and chunk.endswith("\n\n")
     assert events(chunk.encode())[0]["choices"][0]["delta"] == {"content": text}
 
 
 def test_a_model_name_cannot_break_the_frame():
     name = '"delta":{}\n\ndata: x'
-    chunk = DIALECT.stream(PLAIN, "r", 0, name).delta(TextDelta("a"))
+    chunk = DIALECT.stream(PLAIN, "r", 0, name, 1).delta(TextDelta("a"))
     assert events(chunk)[0]["model"] == name and events(chunk)[0]["choices"][0]["delta"] == {"content": "a"}
 
 
 def test_an_error_ends_a_stream_without_the_sign_that_it_is_complete():
-    encoder = DIALECT.stream(PLAIN, "r", 0, "polar")
+    encoder = DIALECT.stream(PLAIN, "r", 0, "polar", 1)
     stream = encoder.start() + encoder.error(Unavailable("The engine is gone."))
     assert events(stream)[1:] == [
         {"error": {"message": "The engine is gone.", "type": "server_error", "param": None, "code": "service_unavailable"}}
@@ -157,7 +157,7 @@ def test_an_error_ends_a_stream_without_the_sign_that_it_is_complete():
 
 
 def test_a_keep_alive_is_a_comment():
-    assert DIALECT.stream(PLAIN, "r", 0, "polar").keep_alive().startswith(b":")
+    assert DIALECT.stream(PLAIN, "r", 0, "polar", 1).keep_alive().startswith(b":")
 
 
 # --- errors and models ------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class ScriptedProxy:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.retries.append(DIALECT.is_retry(request.headers))
         try:
-            found = match([DIALECT], request.method, request.path, request.headers)
+            found = match([DIALECT], request.method, request.path, request.headers, request.query)
             if found is None:
                 raise NotFound(f"There is no {request.path}.")
             if DIALECT.secret(request.headers, request.query) != SECRET:
@@ -71,7 +71,7 @@ class ScriptedProxy:
     async def stream(self, request: web.Request, call: ModelCall) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        encoder = DIALECT.stream(call, self.answer.id, self.answer.created, self.answer.model)
+        encoder = DIALECT.stream(call, self.answer.id, self.answer.created, self.answer.model, self.answer.usage.prompt_tokens)
         await response.write(encoder.keep_alive() + encoder.start())
         for i, delta in enumerate(deltas(self.answer.message)):
             if self.error is not None and i == self.error_after:

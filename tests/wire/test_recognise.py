@@ -17,7 +17,7 @@ class FakeDialect(OpenAIChat):
 
     name = "fake"
 
-    def recognise(self, method, path, headers):
+    def recognise(self, method, path, headers, query):
         return Route("generate") if path == "/v1/messages" else None
 
 
@@ -47,23 +47,23 @@ def test_the_registry_knows_it():
     ],
 )
 def test_routes(method, path, route, prefix):
-    assert CHAT.recognise(method, prefix + path, {}) == route
+    assert CHAT.recognise(method, prefix + path, {}, {}) == route
 
 
 def test_a_doubled_v1_is_not_a_route():
-    assert CHAT.recognise("POST", "/v1/v1/chat/completions", {}) is None
+    assert CHAT.recognise("POST", "/v1/v1/chat/completions", {}, {}) is None
 
 
 def test_anthropic_clients_get_their_own_models_listing():
-    assert CHAT.recognise("GET", "/v1/models", {"Anthropic-Version": "2023-06-01"}) is None
+    assert CHAT.recognise("GET", "/v1/models", {"Anthropic-Version": "2023-06-01"}, {}) is None
 
 
 def test_the_first_dialect_that_knows_the_request_line_is_taken():
     fake = FakeDialect()
-    assert match([fake, CHAT], "POST", "/v1/messages", {}) == (fake, Route("generate"))
-    assert match([fake, CHAT], "GET", "/v1/models", {}) == (CHAT, Route("models"))
-    assert match([fake, CHAT], "GET", "/v1/nothing", {}) is None
-    assert match([], "GET", "/v1/models", {}) is None
+    assert match([fake, CHAT], "POST", "/v1/messages", {}, {}) == (fake, Route("generate"))
+    assert match([fake, CHAT], "GET", "/v1/models", {}, {}) == (CHAT, Route("models"))
+    assert match([fake, CHAT], "GET", "/v1/nothing", {}, {}) is None
+    assert match([], "GET", "/v1/models", {}, {}) is None
 
 
 @pytest.mark.parametrize(
