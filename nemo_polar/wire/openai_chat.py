@@ -22,7 +22,6 @@ from nemo_polar.wire.openai_chat_reply import ChatStream, completion
 from nemo_polar.wire.openai_chat_request import parse_request
 from nemo_polar.wire.openai_common import error_body, error_headers, model_entry, models_body
 
-
 _OTHER_PROVIDERS = ("anthropic-version", "x-goog-api-key")
 
 
