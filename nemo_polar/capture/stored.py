@@ -47,7 +47,7 @@ class StoredReplies:
         messages, live = self._kept.get(parsed.continues, ((), None))
         if live is None or live.reply is None:
             raise BadRequest(
-                f"Previous response with id {shown(parsed.continues)} not found: of the responses of this session that were to be "
+                f"Previous response with id {shown(parsed.continues)} not found: of those of this session that were to be "
                 f"stored, the latest {_MAX_REPLIES} are kept.",
                 param="previous_response_id",
                 code="previous_response_not_found",
