@@ -409,7 +409,7 @@ class Trace:
     spans: tuple[Span, ...]
     kind: Kind
     parent: str | None = None
-    """The trace this one forked from."""
+    """The trace this one forked from; of a sub-agent, the one that started it; after a compaction, the one before it."""
     fork_reason: ForkReason | None = None
 
     def __len__(self) -> int:

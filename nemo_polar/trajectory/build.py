@@ -16,6 +16,7 @@ import numpy as np
 
 from nemo_polar.errors import ConfigError, TokenError
 from nemo_polar.settings import TracePolicy
+from nemo_polar.trajectory.kinds import origins
 from nemo_polar.types import FinishReason, ForkReason, Kind, MaskReason, Span, Trace, Turn
 
 _KIND_REASONS = {
@@ -89,7 +90,8 @@ def build_traces(rollout_id: str, turns: Sequence[Turn], policy: TracePolicy, *,
     owners = {t: f"{rollout_id}/{leaf}" for t, leaf in first.items() if t not in why}
     why.update({t: MaskReason.TRUNCATED for t in tree.turns if t not in owners and t not in why})
 
-    traces = tuple(_trace(rollout_id, line, first, owners) for line in lines)
+    came_from = origins(turns)
+    traces = tuple(_trace(rollout_id, line, first, owners, came_from) for line in lines)
     masked: dict[MaskReason, int] = {}
     for turn_id, reason in why.items():
         if count := len(tree.turns[turn_id].sample):
@@ -161,7 +163,9 @@ def _first_through(lines: Sequence[Sequence[Turn]]) -> dict[int, int]:
     return first
 
 
-def _trace(rollout_id: str, line: Sequence[Turn], first: Mapping[int, int], owners: Mapping[int, str]) -> Trace:
+def _trace(
+    rollout_id: str, line: Sequence[Turn], first: Mapping[int, int], owners: Mapping[int, str], came_from: Mapping[int, int]
+) -> Trace:
     leaf, root = line[-1], line[0]
     trace_id = f"{rollout_id}/{leaf.id}"
     size = sum(map(len, line))
@@ -186,7 +190,7 @@ def _trace(rollout_id: str, line: Sequence[Turn], first: Mapping[int, int], owne
             loss_mask[at:end] = owners.get(turn.id) == trace_id
             spans.append(Span(at, end, "sampled", turn.id))
             at = end
-    parent, reason = _lineage(line, first)
+    parent, reason = _lineage(line, first, came_from)
     return Trace(
         id=trace_id,
         token_ids=token_ids,
@@ -200,10 +204,14 @@ def _trace(rollout_id: str, line: Sequence[Turn], first: Mapping[int, int], owne
     )
 
 
-def _lineage(line: Sequence[Turn], first: Mapping[int, int]) -> tuple[int | None, ForkReason | None]:
-    """The leaf of the line this one left, and why. A branch inside one tree has none: the same history was sampled again."""
+def _lineage(
+    line: Sequence[Turn], first: Mapping[int, int], came_from: Mapping[int, int]
+) -> tuple[int | None, ForkReason | None]:
+    """The leaf of the line this one left or was started by, and why it is a line of its own. A branch inside one tree has no
+    reason: the same history was sampled again."""
     root, leaf = line[0], line[-1]
     if first[root.id] == leaf.id:
-        return (None if root.fork_of is None else first.get(root.fork_of)), root.fork_reason
+        origin = came_from.get(root.id)
+        return (None if origin is None else first.get(origin)), root.fork_reason
     branch = next(t for t in reversed(line) if first[t.id] != leaf.id)
     return first[branch.id], None

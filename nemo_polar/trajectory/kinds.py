@@ -1,34 +1,26 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""What each turn of a session was for, worked out from structure alone: tools, system prompt, position. Never from its text.
+"""What each turn of a session was for, and which turn a conversation came from: worked out from structure alone (tools, system
+prompt, position, who waited for whom), never from text.
 
-The main line is the root with tools under which most turns were sampled. What the other roots are follows from how they
-relate to it; the turns below a root share its kind, as they share its tools and its system prompt.
+The main line is the root with tools under which most turns were sampled, of those that did not run *inside* another line: a
+sub-agent may well take more turns than the one that started it, but it begins while a call of that one is unanswered, and that
+one goes on after. What the other roots are follows from how they relate to the main one; the turns below a root share its kind,
+as they share its tools and its system prompt. The one exception is a summary asked for within a line: its last turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from nemo_polar.errors import TokenError
 from nemo_polar.types import Kind, Turn
 
 
-@dataclass(slots=True)
-class _Tree:
-    """A root and the turns below it."""
-
-    root: Turn
-    ids: list[int] = field(default_factory=list)
-
-    @property
-    def keys(self) -> tuple[bytes, bytes]:
-        return self.root.system_key, self.root.tools_key
-
-
 def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
-    """The kind of every turn, by turn id. ``turns`` are those of one session, in any order; linear in their number.
+    """The kind of every turn, by turn id. ``turns`` are those of one session, in any order.
 
     With M the main root:
 
@@ -38,29 +30,114 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
     - history of ours and the system prompt of the line it left (the history was edited, or the tools changed): what that line
       is, except for a single turn after which that line went on: ``AUXILIARY``;
     - a new conversation with M's system prompt and tools that does not overlap M in time (what goes on after a compaction):
-      ``MAIN``;
+      ``MAIN``; and the turn without calls that ended the line before it, after others: ``COMPACTION``;
     - everything else is a ``SUBAGENT``, except single turns without tools: ``AUXILIARY``.
 
     Raises:
         TokenError: a parent is missing or not older.
     """
-    trees: dict[int, _Tree] = {}
-    root_of: dict[int, int] = {}
-    last_below: dict[int, int] = {}
-    """Turn id to the highest id that descends from it: whether a line went on."""
-    for turn in sorted(turns, key=lambda t: t.id):
-        if turn.parent is not None and turn.parent not in root_of:
-            raise TokenError(f"turn {turn.id} has parent {turn.parent}, which is missing or not older")
-        root = turn.id if turn.parent is None else root_of[turn.parent]
-        root_of[turn.id] = root
-        trees.setdefault(root, _Tree(turn)).ids.append(turn.id)
-    for turn in sorted(turns, key=lambda t: -t.id):
-        last = last_below.setdefault(turn.id, turn.id)
-        if turn.parent is not None:
-            last_below[turn.parent] = max(last, last_below.get(turn.parent, turn.parent))
-    if not trees:
+    forest = _Forest(turns)
+    return _kinds(forest) if forest.trees else {}
+
+
+def origins(turns: Sequence[Turn]) -> dict[int, int]:
+    """For each root that came from a line of this session, the turn it came from; an older one, always.
+
+    That is the turn it forked from; for a sub-agent or a side call, the turn whose call was unanswered when it began; for what
+    goes on after a compaction, the last turn of the main line before it. With several turns waiting, the oldest that made more
+    calls than it has been given sub-agents is taken.
+
+    Raises:
+        TokenError: a parent is missing or not older.
+    """
+    forest = _Forest(turns)
+    if not forest.trees:
         return {}
+    kinds = _kinds(forest)
+    found: dict[int, int] = {}
+    given: dict[int, int] = {}
+    before: _Tree | None = None
+    """The main line so far."""
+    for tree in forest.trees.values():
+        root = tree.root
+        origin = root.fork_of
+        if origin is None and kinds[root.id] is Kind.MAIN:
+            origin = before.ids[-1] if before is not None else None
+            origin = origin if origin is not None and origin < root.id else None
+        elif origin is None:
+            waiting = forest.waiting(root.id)
+            free = [t for t in waiting if given.get(t, 0) < len(forest.turns[t].reply.tool_calls)]
+            origin = next(iter(free or waiting[-1:]), None)
+            if origin is not None:
+                given[origin] = given.get(origin, 0) + 1
+        if origin is not None:
+            found[root.id] = origin
+        if kinds[root.id] is Kind.MAIN:
+            before = tree
+    return found
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A root and the turns below it."""
+
+    root: Turn
+    ids: list[int] = field(default_factory=list)
+    """In order."""
+
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        return self.root.system_key, self.root.tools_key
+
+
+class _Forest:
+    """The turns of a session as trees."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self.turns = {turn.id: turn for turn in sorted(turns, key=lambda t: t.id)}
+        self.trees: dict[int, _Tree] = {}
+        """By root, the oldest first."""
+        self.root_of: dict[int, int] = {}
+        self.last_below: dict[int, int] = {}
+        """Turn id to the highest id that descends from it: whether a line went on."""
+        self._answered: dict[int, int] = {}
+        """Turn id to the first turn that has the results of its calls."""
+        self._callers: list[int] = []
+        """Turns with calls, by id."""
+        for turn in self.turns.values():
+            if turn.parent is not None and turn.parent not in self.root_of:
+                raise TokenError(f"turn {turn.id} has parent {turn.parent}, which is missing or not older")
+            root = turn.id if turn.parent is None else self.root_of[turn.parent]
+            self.root_of[turn.id] = root
+            self.trees.setdefault(root, _Tree(turn)).ids.append(turn.id)
+            if turn.parent is not None and not turn.continues:
+                self._answered.setdefault(turn.parent, turn.id)
+            if turn.reply.tool_calls:
+                self._callers.append(turn.id)
+        for turn in reversed(self.turns.values()):
+            last = self.last_below.setdefault(turn.id, turn.id)
+            if turn.parent is not None:
+                self.last_below[turn.parent] = max(last, self.last_below.get(turn.parent, turn.parent))
+
+    def waiting(self, root: int) -> list[int]:
+        """The turns of other lines that waited for results of their calls when ``root`` began, oldest first."""
+        found = []
+        for at in self._callers:
+            if at >= root:
+                break
+            if self.root_of[at] != root and self._answered.get(at, root) >= root:
+                found.append(at)
+        return found
+
+    def inside(self, tree: _Tree) -> bool:
+        """True when it began while a call of another line was unanswered, and that line went on after."""
+        return tree.root.fork_of is None and any(self.last_below[t] > tree.root.id for t in self.waiting(tree.root.id))
+
+
+def _kinds(forest: _Forest) -> dict[int, Kind]:
+    trees, root_of = forest.trees, forest.root_of
     candidates = [t for t in trees.values() if t.root.tools_key] or list(trees.values())
+    candidates = [t for t in candidates if not forest.inside(t)] or candidates
     main = max(candidates, key=lambda t: (len(t.ids), -t.root.id))
     kinds: dict[int, Kind] = {}
     """By root."""
@@ -71,26 +148,39 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
             line = trees[root_of[line.root.fork_of]]
     for tree in trees.values():  # oldest first, so that what a fork left is known
         if tree.root.id not in kinds:
-            kinds[tree.root.id] = _kind(tree, main, trees, root_of, kinds, last_below)
-    return {turn_id: kinds[root] for turn_id, root in root_of.items()}
+            kinds[tree.root.id] = _kind(tree, main, forest, kinds)
+    found = {turn_id: kinds[root] for turn_id, root in root_of.items()}
+    for summary in _summaries(forest, kinds):
+        found[summary] = Kind.COMPACTION
+    return found
 
 
-def _kind(
-    tree: _Tree,
-    main: _Tree,
-    trees: Mapping[int, _Tree],
-    root_of: Mapping[int, int],
-    kinds: Mapping[int, Kind],
-    last_below: Mapping[int, int],
-) -> Kind:
+def _kind(tree: _Tree, main: _Tree, forest: _Forest, kinds: dict[int, Kind]) -> Kind:
     root, single = tree.root, len(tree.ids) == 1
     if main.root.tools_key and not root.tools_key:
         if root.fork_of is not None:
             return Kind.COMPACTION
         return Kind.AUXILIARY if single else Kind.SUBAGENT
-    if root.fork_of is not None and trees[root_of[root.fork_of]].root.system_key == root.system_key:
-        went_on = last_below[root.fork_of] > root.id
-        return Kind.AUXILIARY if single and went_on else kinds[root_of[root.fork_of]]
-    if tree.keys == main.keys and (tree.ids[-1] < main.ids[0] or tree.ids[0] > main.ids[-1]):
+    left = None if root.fork_of is None else forest.root_of[root.fork_of]
+    if left is not None and root.fork_of is not None and forest.trees[left].root.system_key == root.system_key:
+        went_on = forest.last_below[root.fork_of] > root.id
+        return Kind.AUXILIARY if single and went_on else kinds[left]
+    apart = tree.ids[-1] < main.ids[0] or tree.ids[0] > main.ids[-1]
+    if tree.keys == main.keys and apart and not forest.inside(tree):
         return Kind.MAIN
     return Kind.AUXILIARY if single and not root.tools_key else Kind.SUBAGENT
+
+
+def _summaries(forest: _Forest, kinds: dict[int, Kind]) -> list[int]:
+    """The turns that ended a main line so that a new one with the same tools and system prompt could begin: the harness asked
+    for a summary within the conversation. A first turn is none: there was nothing to sum up."""
+    mains = [tree for tree in forest.trees.values() if kinds[tree.root.id] is Kind.MAIN]
+    apart = [root for root, kind in kinds.items() if kind is Kind.COMPACTION]
+    found = []
+    for tree, after in pairwise(mains):
+        last = forest.turns[tree.ids[-1]]
+        follows = after.root.fork_of is None and after.keys == tree.keys and last.id < after.root.id
+        summed_up_apart = any(last.id < root < after.root.id for root in apart)
+        if follows and last.parent is not None and not last.reply.tool_calls and not summed_up_apart:
+            found.append(last.id)
+    return found

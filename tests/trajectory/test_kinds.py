@@ -4,18 +4,27 @@
 
 from __future__ import annotations
 
-from nemo_polar.trajectory.kinds import classify
-from nemo_polar.types import FinishReason, ForkReason, Kind, Message, Role, Sample, Turn, as_ids, as_logprobs
+from nemo_polar.trajectory.kinds import classify, origins
+from nemo_polar.types import FinishReason, ForkReason, Kind, Message, Role, Sample, ToolCall, Turn, as_ids, as_logprobs
 
 SYSTEM, OTHER = b"system", b"other"
 TOOLS, FEWER = b"tools", b"fewer"
 
 
 def turn(
-    id: int, parent: int | None = None, *, system: bytes = SYSTEM, tools: bytes = TOOLS, fork_of: int | None = None
+    id: int,
+    parent: int | None = None,
+    *,
+    system: bytes = SYSTEM,
+    tools: bytes = TOOLS,
+    fork_of: int | None = None,
+    calls: int = 0,
 ) -> Turn:
     reason = None if parent is not None else ForkReason.NEW if fork_of is None else ForkReason.EDITED
-    sample, reply = Sample(as_ids([1]), as_logprobs([-1]), FinishReason.STOP), Message(Role.ASSISTANT, ())
+    sample, reply = (
+        Sample(as_ids([1]), as_logprobs([-1]), FinishReason.STOP),
+        Message(Role.ASSISTANT, (ToolCall("c", "f", "{}"),) * calls),
+    )
     more = {"fork_reason": reason, "fork_of": fork_of, "tools_key": tools, "system_key": system}
     return Turn(id, "s", parent, as_ids([1]), sample, reply, f"q{id}", f"c{id}", **more)
 
@@ -83,3 +92,59 @@ def test_the_longest_line_with_tools_is_main_and_the_first_of_equals() -> None:
 def test_every_turn_gets_a_kind_in_whatever_order_they_come() -> None:
     turns = [turn(0), turn(1, 0), turn(2, tools=b"", fork_of=1)]
     assert classify(turns) == classify(turns[::-1]) == {0: Kind.MAIN, 1: Kind.MAIN, 2: Kind.COMPACTION}
+
+
+def sub_agent(id: int, parent: int | None = None, *, calls: int = 0) -> Turn:
+    return turn(id, parent, system=OTHER, tools=FEWER, calls=calls)
+
+
+def test_a_sub_agent_that_outlasts_its_main_line_is_still_a_sub_agent() -> None:
+    inner = [sub_agent(1, calls=1), *(sub_agent(i, i - 1, calls=1) for i in range(2, 7))]
+    turns = [turn(0, calls=1), *inner, turn(7, 0)]
+    assert kinds(*turns) == "mssssssm"
+    assert origins(turns) == {1: 0}
+
+
+def test_a_sub_agent_of_the_same_kind_as_the_main_line_is_told_by_who_waits() -> None:
+    turns = [turn(0, calls=1), turn(1, calls=1), turn(2, 1, calls=1), turn(3, 2), turn(4, 0)]
+    assert kinds(*turns) == "msssm"
+
+
+def test_parallel_sub_agents_are_both_the_main_lines() -> None:
+    turns = [turn(0, calls=2), sub_agent(1, calls=1), sub_agent(2, calls=1), sub_agent(3, 1), sub_agent(4, 2), turn(5, 0)]
+    assert kinds(*turns) == "mssssm"
+    assert origins(turns) == {1: 0, 2: 0}
+
+
+def test_a_sub_agent_of_a_sub_agent_is_its_own() -> None:
+    deepest = turn(2, system=b"third", tools=FEWER)
+    turns = [turn(0, calls=1), sub_agent(1, calls=1), deepest, sub_agent(3, 1), turn(4, 0)]
+    assert kinds(*turns) == "msssm"
+    assert origins(turns) == {1: 0, 2: 1}
+
+
+def test_a_page_summed_up_while_a_tool_runs_is_auxiliary_and_belongs_to_the_line_that_waits() -> None:
+    turns = [turn(0, calls=1), turn(1, system=OTHER, tools=b""), turn(2, 0)]
+    assert kinds(*turns) == "mam"
+    assert origins(turns) == {1: 0}
+
+
+def test_a_summary_asked_for_in_the_conversation_is_a_compaction_and_what_follows_comes_from_it() -> None:
+    turns = [turn(0, calls=1), turn(1, 0, calls=1), turn(2, 1), turn(3, calls=1), turn(4, 3)]
+    assert kinds(*turns) == "mmcmm"
+    assert origins(turns) == {3: 2}
+
+
+def test_a_conversation_that_only_begins_again_was_not_summed_up() -> None:
+    assert kinds(turn(0), turn(1, calls=1), turn(2, 1)) == "mmm"
+    assert kinds(turn(0, calls=1), turn(1, 0, calls=1), turn(2), turn(3, 2)) == "mmmm"
+
+
+def test_a_main_line_that_was_cut_while_a_sub_agent_ran_stays_the_main_line() -> None:
+    assert kinds(turn(0, calls=1), turn(1, 0, calls=1), sub_agent(2, calls=1)) == "mms"
+
+
+def test_where_a_line_came_from_is_always_older() -> None:
+    turns = [turn(0, calls=1), turn(1, tools=b"", fork_of=0), turn(2), turn(3, 2)]
+    assert origins(turns) == {1: 0, 2: 0}
+    assert origins([]) == {}
