@@ -4,7 +4,9 @@
 
 A group's rollouts must send the same first prompt, for trainers group by it. A rewrite happens before anything is fingerprinted
 or rendered, so what is recorded is exactly what the engine saw. It is pinned by the group's first session, counted, and written
-down with the call. Only system and developer messages are touched.
+down with the call. Only the opening is touched: the messages before the first reply, which is where harnesses write the date,
+some as the system, some as the user. An instruction that names the very day its rollout runs on, in a group that began on
+another, is rewritten with it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from itertools import takewhile
 
 from nemo_polar.types import Message, ModelCall, Role, Text
 
@@ -48,7 +51,7 @@ class DateRewrite:
         return re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, longest_first)) + r")(?!\w)"), table
 
     def apply(self, call: ModelCall, written: Iterable[date]) -> tuple[ModelCall, int]:
-        """``call`` with the dates in ``written`` replaced, and how many there were."""
+        """``call`` with the dates in ``written`` replaced in its opening, and how many there were."""
         found = self.pattern(written)
         if found is None:
             return call, 0
@@ -61,10 +64,8 @@ class DateRewrite:
             return table[match.group()]
 
         def rewrite(message: Message) -> Message:
-            if message.role not in (Role.SYSTEM, Role.DEVELOPER):
-                return message
             parts = tuple(Text(pattern.sub(put, p.text)) if isinstance(p, Text) else p for p in message.parts)
             return replace(message, parts=parts)
 
-        messages = tuple(rewrite(m) for m in call.messages)
-        return (replace(call, messages=messages), count) if count else (call, 0)
+        opening = tuple(rewrite(m) for m in takewhile(lambda m: m.role is not Role.ASSISTANT, call.messages))
+        return (replace(call, messages=(*opening, *call.messages[len(opening) :])), count) if count else (call, 0)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""The date a harness writes into its system prompt is the group's, so that a group's first prompts are equal."""
+"""The date a harness writes into its first prompt is the group's, so that a group's first prompts are equal."""
 
 from __future__ import annotations
 
@@ -38,9 +38,16 @@ def test_on_the_groups_day_nothing_is_touched():
     assert PINNED.apply(same, [PINNED.pinned]) == (same, 0)
 
 
-def test_other_dates_longer_numbers_and_other_roles_are_left_alone():
-    for text, role in (("2025-01-01", Role.SYSTEM), ("x2026-12-03y", Role.SYSTEM), ("2026-12-03", Role.USER)):
-        assert PINNED.apply(call(text, role), [NEXT_DAY])[1] == 0
+def test_other_dates_and_longer_numbers_are_left_alone():
+    for text in ("2025-01-01", "x2026-12-03y"):
+        assert PINNED.apply(call(text), [NEXT_DAY])[1] == 0
+
+
+def test_a_date_in_the_users_opening_is_the_groups_and_one_after_the_first_reply_is_what_a_tool_said():
+    opening, reply, later = (Message(role, (Text("2026-12-03"),)) for role in (Role.USER, Role.ASSISTANT, Role.USER))
+    rewritten, count = PINNED.apply(ModelCall(messages=(opening, reply, later)), [NEXT_DAY])
+    assert count == 1
+    assert [m.text for m in rewritten.messages] == ["2026-12-02", "2026-12-03", "2026-12-03"]
 
 
 def test_today_is_in_utc():
