@@ -133,6 +133,10 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"warning: the rollouts of group {group} did not start from the same prompt; a trainer would not group them"
         )
+        parted = next((d for d in report.get("group_prompt_differences", ()) if d["group_id"] == group), None)
+        if parted is not None:
+            one, other = parted["rollouts"]
+            lines.append(f"  they part at {parted['where']}: {parted['before']!r} in {one}, {parted['now']!r} in {other}")
     if report["rollouts_without_calls"]:
         lines.append(f"warning: {report['rollouts_without_calls']} rollouts made no call to the model")
     return lines

@@ -43,6 +43,8 @@ from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, Sandbox, Sandbox
 from nemo_polar.settings import CaptureSettings, EngineSettings, PolicySettings, RunSettings
 from nemo_polar.tokens.load import load_codec
 from nemo_polar.trajectory.build import build_traces
+from nemo_polar.trajectory.first_prompts import prompt_differences
+from nemo_polar.trajectory.records import JournalReader
 from nemo_polar.trajectory.store import engine_logs, write_manifest
 from nemo_polar.types import Kind, Trajectory, Turn
 from nemo_polar.verifiers.base import Verifier
@@ -264,6 +266,7 @@ class Run:
             self.pipeline = pipeline
             trajectories = await pipeline.run()
             report = outcome_of(pipeline.progress, trajectories, wall_s=time.time() - began, cancelled=self._cancelled)
+            report["group_prompt_differences"] = await asyncio.to_thread(_parted, folder, report)
             report |= await self._audited(proxy.engine, folder)
             write_json(folder.report, report)
         return Finished(folder, report, trajectories, self._cancelled)
@@ -295,6 +298,7 @@ class Run:
         finally:
             await journal.stop()
         report = outcome_of(progress, trajectories, wall_s=time.time() - began, cancelled=False)
+        report["group_prompt_differences"] = await asyncio.to_thread(_parted, folder, report)
         report |= await self._audited(None, folder)
         write_json(folder.report, report)
         return Finished(folder, report, trajectories, False)
@@ -348,3 +352,11 @@ class Run:
             context=proxy.info.max_context,
         )
         return Pipeline(shop, self._checked.tasks, build, recorder, earlier)
+
+
+def _parted(folder: RunFolder, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where the first prompts of the groups that the report names part."""
+    if not report["group_prompt_mismatches"]:
+        return []
+    with JournalReader(folder.journal) as journal:
+        return [difference.to_dict() for difference in prompt_differences(journal)]
