@@ -392,9 +392,13 @@ class Calls:
 
     async def _counted(self, session: Session, dialect: Dialect, call: ModelCall) -> web.Response:
         """How many tokens the call's prompt has: on its recorded line where it goes on one, so exactly what usage would say."""
-        prints = fingerprints(call, self.codec.fingerprint)
-        _, prompt_ids, _ = await self._prompt(session, call, prints, session.tree.place(call, prints))
-        return web.Response(body=dialect.count(len(prompt_ids)), content_type="application/json")
+        if self.info.takes_ids:
+            prints = fingerprints(call, self.codec.fingerprint)
+            _, prompt_ids, _ = await self._prompt(session, call, prints, session.tree.place(call, prints))
+            count = len(prompt_ids)
+        else:  # what a chat-only server would make of it is only known once it has
+            count = await self._maybe_threaded(call.messages, lambda: self.codec.count(call.messages, call.tools))
+        return web.Response(body=dialect.count(count), content_type="application/json")
 
     async def _stream(
         self, request: web.BaseRequest, dialect: Dialect, session: Session, call: ModelCall, live: LiveReply
