@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package engine toolchain mini model system status demo adapter test fuzz kills lint smoke soak clean distclean
+.PHONY: help setup package engine toolchain mini harnesses model system status demo adapter test fuzz kills lint smoke soak clean distclean
 
 # Any Python from 3.8 on will do for the set-up; it finds the ones that the environments need.
 PYTHON ?= python3
@@ -22,11 +22,14 @@ system: ## bubblewrap, where this may be installed
 package: ## .venv: the package and what its tests need
 	@$(SETUP) package
 
-toolchain: ## .polar/toolchain: Node and the pinned harness
-	@$(SETUP) toolchain
+toolchain: ## .polar/toolchain: Pi and the Node it runs on
+	@$(SETUP) package toolchain
 
 mini: ## mini-swe-agent, into .polar/toolchain (one minute, 420 MB)
-	@$(SETUP) mini
+	@$(SETUP) package mini
+
+harnesses: package ## every harness that can be installed, into .polar/toolchain
+	@$(BIN)/polar harness install all
 
 engine: ## .venv-engine: the embedded CPU engine (vLLM, 3.5 GB)
 	@$(SETUP) engine

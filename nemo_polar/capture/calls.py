@@ -40,6 +40,7 @@ from nemo_polar.errors import (
     TooLarge,
     TooSlow,
     Unavailable,
+    UpgradeRefused,
 )
 from nemo_polar.settings import CaptureSettings
 from nemo_polar.tokens.base import Codec
@@ -114,6 +115,8 @@ class Calls:
             seen.dialect, seen.route = dialect.name, route.kind
             if route.kind == "probe":
                 return web.Response()
+            if route.kind == "websocket":
+                raise UpgradeRefused("Websockets are not served here; send the same request over HTTP.")
             session = self.sessions.authenticate(dialect.secret(request.headers, request.query))
             seen.session, seen.rollout = session.id, session.rollout_id
             if route.kind in ("models", "model"):

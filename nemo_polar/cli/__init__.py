@@ -308,6 +308,60 @@ def demo(overrides: Overrides = None, json: Json = False) -> None:
     run(overrides or [], as_json=json)
 
 
+harness = typer.Typer(help="The harnesses: which there are, installing them.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(harness, name="harness")
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Harnesses, as polar harness list names them, or all.")]
+
+
+@harness.callback()
+def _harness() -> None:
+    pass
+
+
+@harness.command("list")
+@guarded
+def harness_list(json: Json = False) -> None:
+    """Show every harness: its API, what is pinned, what is installed.
+
+    Those of other packages, found by their entry points, are among them. Exits with 1 when one of them cannot be loaded.
+    """
+    from nemo_polar.cli.harness import list_command
+
+    list_command(as_json=json)
+
+
+@harness.command("install")
+@guarded
+def harness_install(
+    names: Names, force: Annotated[bool, typer.Option("--force", help="Again, even if it is up to date.")] = False
+) -> None:
+    """Install harnesses, each in the version that its adapter pins.
+
+    They go into the toolchain below POLAR_HOME, else below .polar in the checkout or the working folder, each in a folder of
+    its own; what is up to date is left alone, and nothing is changed before the new one was seen to start.
+
+    Most need npm, of any version; pip harnesses need a CPython 3.11 to 3.13, of which they get a copy.
+    """
+    from nemo_polar.cli.harness import install_command
+
+    install_command(names, force=force)
+
+
+@harness.command("doctor")
+@guarded
+def harness_doctor(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which. [default: all installed]")] = None,
+    json: Json = False,
+) -> None:
+    """Start what is installed, and compare it with what is pinned.
+
+    Says how to put right what is wrong. Exits with 1 when anything is.
+    """
+    from nemo_polar.cli.harness import doctor_command
+
+    doctor_command(names or [], as_json=json)
+
+
 bench = typer.Typer(help="Measure the package, from a clone.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 

@@ -65,15 +65,42 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Edited:
+    """A copy of one of a pip package's own files with one place changed, so that first prompts are the same on every host."""
+
+    source: str
+    """Relative to where packages are installed."""
+    target: str
+    """Relative to ``<toolchain>/<name>``."""
+    pattern: str
+    """A regular expression that must match exactly once."""
+    replacement: str
+    """``{machine}`` in it becomes this machine's, e.g. ``x86_64``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Install:
-    """How ``set-up`` brings a harness: one npm or pip package, pinned."""
+    """How ``polar harness install`` brings a harness: one npm or pip package, pinned, in the folder ``<toolchain>/<name>``."""
 
     manager: str
     """``npm``, ``pip`` or ``none``."""
     package: str = ""
     version: str = ""
     binary: str = ""
-    """The command it puts on PATH."""
+    """The command it puts on PATH, which is the package's own of that name. With pip, where the package has none of that name:
+    a Python that sees the packages, for a script of the adapter's own."""
+    also: tuple[str, ...] = ()
+    """More packages, pinned, as the manager writes them: ``name@version`` or ``name==version``."""
+    native: str = ""
+    """npm: where the program itself lies in ``node_modules``, as a glob, when it needs no Node. Otherwise the package's own
+    command is run, by Node where it is a script."""
+    imports: tuple[str, ...] = ()
+    """pip: modules that must be importable, when starting the command alone does not show it."""
+    edited: tuple[Edited, ...] = ()
+    probe: tuple[str, ...] = ("--version",)
+    """Arguments with which it starts and ends at once; with npm, it must print the version."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """For that start: quiet and offline."""
 
 
 class Harness(Protocol):

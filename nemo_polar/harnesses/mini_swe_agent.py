@@ -16,14 +16,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import yaml
 from pydantic import Field
 
-from nemo_polar.harnesses.base import Endpoint, HarnessTask, Install, Outcome, Plan
-from nemo_polar.harnesses.options import HarnessOptions, last_line, parse
+from nemo_polar.harnesses.base import Edited, Endpoint, HarnessTask, Install, Outcome, Plan
+from nemo_polar.harnesses.options import HarnessOptions, last_line, merged, parse
 
 _SUBMITTED = "Submitted"
 _REASONS = {
@@ -39,6 +38,7 @@ code=$?
 echo
 grep -E '^    "(exit_status|submission)": ' "$trajectory" 2>/dev/null
 exit $code"""
+_KERNEL = r"\{\{\s*system\s*\}\} \{\{\s*release\s*\}\} \{\{\s*version\s*\}\} \{\{\s*machine\s*\}\}"
 _LINE = re.compile(rb'^    "(exit_status|submission)": (".*"),?$', re.MULTILINE)
 
 
@@ -60,18 +60,27 @@ class MiniSweAgent:
 
     name: ClassVar[str] = "mini_swe_agent"
     dialect: ClassVar[str] = "openai_chat"
-    install: ClassVar[Install] = Install("pip", "mini-swe-agent", "2.4.6", "mini")
+    install: ClassVar[Install] = Install(
+        "pip",
+        "mini-swe-agent",
+        "2.4.6",
+        "mini",
+        imports=("minisweagent.models.litellm_model",),
+        edited=(Edited("minisweagent/config/mini.yaml", "mini.yaml", _KERNEL, "Linux {machine}"),),
+        probe=("--help",),
+        env={"MSWEA_CONFIGURED": "true", "MSWEA_SILENT_STARTUP": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    )
 
     def plan(self, endpoint: Endpoint, task: HarnessTask) -> Plan:
         """See ``Harness.plan``."""
         options = parse(MiniSweAgentOptions, task.options)
         folder = f"{task.home}/.config/mini-swe-agent"
         base, own, trajectory = (
-            options.config or f"{task.toolchain}/mini/mini.yaml",
+            options.config or f"{task.toolchain}/mini_swe_agent/mini.yaml",
             f"{folder}/polar.yaml",
             f"{folder}/run.json",
         )
-        settings = _merged(_settings(endpoint, task, options), options.settings)
+        settings = merged(_settings(endpoint, task, options), options.settings)
         return Plan(
             argv=("/bin/sh", "-c", _SCRIPT, "mini", trajectory, "-c", base, "-c", own, "-o", trajectory),
             env={
@@ -119,15 +128,6 @@ def _settings(endpoint: Endpoint, task: HarnessTask, options: MiniSweAgentOption
             },
         },
     }
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``base``, mapping by mapping, as mini merges its configurations."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merged(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
-    return merged
 
 
 def _last_words(stdout: bytes) -> dict[str, str]:

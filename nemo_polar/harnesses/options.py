@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -31,6 +31,15 @@ def parse(model: type[_Options], options: Mapping[str, object]) -> _Options:
     except ValidationError as exc:
         first = exc.errors()[0]
         raise HarnessError(f"{'.'.join(map(str, first['loc'])) or 'options'}: {first['msg']}") from exc
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` on top of ``base``, mapping by mapping."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return result
 
 
 def last_line(output: bytes) -> str | None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pi (``@earendil-works/pi-coding-agent``): its configuration, command line and JSON event stream.
+"""Pi (``@earendil-works/pi-coding-agent``): its configuration, command line and JSON event stream, over any of the four APIs.
 
 The instruction goes in on stdin, word for word (Pi trims white space at its ends): as an argument, a leading ``@`` would name
 a file and 128 KiB would be the end. Pi 1.6.0's first prompt holds no date; the only things in it that depend on the run are
@@ -10,20 +10,31 @@ the working directory and the folder Pi is installed in, both fixed inside a san
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from nemo_polar.harnesses.base import Endpoint, HarnessTask, Install, Outcome, Plan
+from nemo_polar.harnesses.config_files import as_json, skill_files
 from nemo_polar.harnesses.options import HarnessOptions, last_line, parse
 
 _PROVIDER = "polar"
 _RESERVE_TOKENS, _KEEP_TOKENS = 16384, 20000
 """What Pi keeps free before it compacts its history, and what it keeps of that history."""
 _FINISHED = "stop"
+_APIS = {
+    "openai-completions": ("openai_chat", "/v1"),
+    "openai-responses": ("openai_responses", "/v1"),
+    "anthropic-messages": ("anthropic", ""),
+    "google-generative-ai": ("gemini", "/v1beta"),
+}
+"""Each of Pi's APIs: our dialect, and what its base URL ends in."""
 
 
 class PiOptions(HarnessOptions):
     """The harness block of a config, for Pi."""
 
+    api: Literal["openai-completions", "openai-responses", "anthropic-messages", "google-generative-ai"] = "openai-completions"
+    """The API it speaks to the model, by Pi's own names."""
     mode: Literal["json", "text"] = "json"
     """``text`` shows less of why a run ended."""
     tools: list[str] | None = None
@@ -36,6 +47,8 @@ class PiOptions(HarnessOptions):
     """Tell Pi that the model thinks."""
     compat: dict[str, Any] = {}
     """Pi's ``compat`` flags for the model."""
+    skills: dict[str, str] = {}
+    """Skills: name to the text of its SKILL.md. Pi speaks no MCP."""
     settings: dict[str, Any] = {}
     """More of Pi's own settings.json."""
     extra_args: list[str] = []
@@ -47,7 +60,12 @@ class Pi:
 
     name: ClassVar[str] = "pi"
     dialect: ClassVar[str] = "openai_chat"
-    install: ClassVar[Install] = Install("npm", "@earendil-works/pi-coding-agent", "1.6.0", "pi")
+    install: ClassVar[Install] = Install("npm", "@earendil-works/pi-coding-agent", "1.6.0", "pi", env={"PI_OFFLINE": "1"})
+
+    @staticmethod
+    def dialect_for(options: Mapping[str, object]) -> str:
+        """The dialect spoken with these options."""
+        return _APIS[parse(PiOptions, options).api][0]
 
     def plan(self, endpoint: Endpoint, task: HarnessTask) -> Plan:
         """See ``Harness.plan``."""
@@ -65,8 +83,9 @@ class Pi:
             argv=tuple(argv),
             env={"PI_CODING_AGENT_DIR": folder, "PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"},
             files={
-                f"{folder}/models.json": _json(_models(endpoint, options)),
-                f"{folder}/settings.json": _json(_settings(endpoint, options)),
+                f"{folder}/models.json": as_json(_models(endpoint, options)),
+                f"{folder}/settings.json": as_json(_settings(endpoint, options)),
+                **skill_files(f"{folder}/skills", options.skills),
             },
             stdin=task.instruction.encode(),
         )
@@ -108,8 +127,8 @@ def _models(endpoint: Endpoint, options: PiOptions) -> dict[str, Any]:
         "compat": options.compat,
     }
     provider = {
-        "baseUrl": f"{endpoint.base_url}/v1",
-        "api": "openai-completions",
+        "baseUrl": f"{endpoint.base_url}{_APIS[options.api][1]}",
+        "api": options.api,
         "apiKey": endpoint.secret,
         "models": [model],
     }
@@ -123,10 +142,6 @@ def _settings(endpoint: Endpoint, options: PiOptions) -> dict[str, Any]:
     if quarter < _KEEP_TOKENS:
         settings["compaction"] = {"reserveTokens": min(_RESERVE_TOKENS, quarter), "keepRecentTokens": quarter}
     return settings | options.settings
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"
 
 
 def _finished_message(line: bytes) -> dict[str, Any] | None:

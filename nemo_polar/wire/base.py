@@ -21,8 +21,9 @@ from nemo_polar.wire.history import Parsed, Read
 class Route:
     """What a request line asks for."""
 
-    kind: Literal["generate", "models", "model", "count_tokens", "probe"]
-    """``probe``: a reachability check the vendor's client makes; answered 200 with an empty body."""
+    kind: Literal["generate", "models", "model", "count_tokens", "probe", "websocket"]
+    """``probe``: a reachability check the vendor's client makes; answered 200 with an empty body. ``websocket``: what can be
+    had over HTTP is asked for over a websocket; refused at once, whoever asks, so that the client falls back."""
     model: str | None = None
     """Set where the provider puts the model name (or the id asked for) into the URL."""
     stream: bool | None = None

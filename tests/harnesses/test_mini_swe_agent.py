@@ -78,7 +78,7 @@ def test_nobody_else_is_called_and_no_cost_or_step_ends_a_run_that_has_no_bound(
 
 def test_it_starts_from_the_toolchains_copy_of_its_own_configuration_never_from_a_file_in_the_workspace() -> None:
     specs = [made for at, made in enumerate(plan().argv) if plan().argv[at - 1] == "-c" and made.endswith(".yaml")]
-    assert specs == [f"{TOOLCHAIN}/mini/mini.yaml", OWN]
+    assert specs == [f"{TOOLCHAIN}/mini_swe_agent/mini.yaml", OWN]
     assert f"{WORKDIR}/my.yaml" in plan(config=f"{WORKDIR}/my.yaml").argv
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_polar import registry
 from nemo_polar.errors import ConfigError
 from nemo_polar.rollout.compose import compose_tree, config_dir, home, load_proxy_settings, load_settings
 from nemo_polar.settings import CaptureSettings, StageSettings, TracePolicy
@@ -17,7 +18,7 @@ NEEDED = ["env.tasks=[t.yaml]", "engine.url=http://127.0.0.1:1", "policy.codec.t
 
 def test_a_members_of_each_group_composes_with_the_others() -> None:
     members = {group: sorted(p.stem for p in (config_dir("conf") / group).glob("*.yaml")) for group in ("harness", "sandbox")}
-    assert members == {"harness": ["mini_swe_agent", "pi", "shell"], "sandbox": ["local", "process"]}
+    assert members == {"harness": registry.names("harnesses"), "sandbox": ["local", "process"]}
     for harness in members["harness"]:
         for sandbox in members["sandbox"]:
             command = ["harness.options.command=x"] if harness == "shell" else []

