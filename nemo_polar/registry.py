@@ -20,10 +20,10 @@ PluginKind: TypeAlias = Literal["dialects", "engines", "harnesses", "sandboxes",
 
 _BUILT_IN: dict[PluginKind, dict[str, str]] = {
     "dialects": {
-        "anthropic": "nemo_polar.wire.anthropic:Anthropic",
-        "openai_chat": "nemo_polar.wire.openai_chat:OpenAIChat",
-        "openai_responses": "nemo_polar.wire.openai_responses:OpenAIResponses",
-        "gemini": "nemo_polar.wire.gemini:Gemini",
+        "anthropic": "nemo_polar.wire.anthropic.dialect:Anthropic",
+        "openai_chat": "nemo_polar.wire.openai_chat.dialect:OpenAIChat",
+        "openai_responses": "nemo_polar.wire.openai_responses.dialect:OpenAIResponses",
+        "gemini": "nemo_polar.wire.gemini.dialect:Gemini",
     },
     "engines": {
         "vllm": "nemo_polar.engines.vllm:VllmEngine",

@@ -81,6 +81,8 @@ class OpenHands:
             },
             files={
                 script: _SCRIPT,
+                # Its terminal is a real one; without this every result would begin and end with an escape code.
+                f"{task.home}/.inputrc": b"set enable-bracketed-paste off\n",
                 config: as_json(merged(_config(endpoint, task, options), options.settings)),
                 **skill_files(f"{folder}/skills", options.skills),
             },
@@ -136,6 +138,8 @@ def _config(endpoint: Endpoint, task: HarnessTask, options: OpenHandsOptions) ->
         "system_prompt": options.system_prompt,
         "append_system_prompt": options.append_system_prompt,
         "without_tools": options.without_tools,
+        # Not whichever the host has: with tmux there, results would look otherwise.
+        "tool_params": {"terminal": {"terminal_type": "subprocess"}},
         "subagents": options.subagents,
         "skills": bool(options.skills),
         "mcp_servers": options.mcp_servers,

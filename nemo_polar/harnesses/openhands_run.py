@@ -22,7 +22,8 @@ def main(config: dict[str, Any], instruction: str) -> dict[str, Any]:
     from openhands.sdk import LLM, Agent, AgentContext, Conversation
     from openhands.sdk.context.condenser import LLMSummarizingCondenser
     from openhands.sdk.conversation.response_utils import get_agent_final_response
-    from openhands.sdk.event import ActionEvent, ConversationErrorEvent
+    from openhands.sdk.event import ActionEvent
+    from openhands.sdk.event.conversation_error import ConversationErrorEvent
     from openhands.tools.preset.default import get_default_tools, register_builtins_agents
 
     errors: list[str] = []
@@ -38,13 +39,17 @@ def main(config: dict[str, Any], instruction: str) -> dict[str, Any]:
     llm = LLM(usage_id="agent", **config["llm"])
     if config["subagents"]:
         register_builtins_agents(enable_browser=False)
-    tools = get_default_tools(enable_browser=False, enable_sub_agents=config["subagents"])
+    tools: list[Any] = get_default_tools(enable_browser=False, enable_sub_agents=config["subagents"])
     condenser = None
     if config["condenser"] is not None:
         condenser = LLMSummarizingCondenser(llm=llm.model_copy(update={"usage_id": "condenser"}), **config["condenser"])
     agent = Agent(
         llm=llm,
-        tools=[tool for tool in tools if tool.name not in config["without_tools"]],
+        tools=[
+            tool.model_copy(update={"params": {**tool.params, **config["tool_params"].get(tool.name, {})}})
+            for tool in tools
+            if tool.name not in config["without_tools"]
+        ],
         system_prompt_kwargs={"cli_mode": True},
         condenser=condenser,
         mcp_config=config["mcp_servers"],

@@ -9,7 +9,7 @@ import orjson
 from nemo_polar.capture.seen import SeenRequests
 from nemo_polar.tokens.canonical import Printed, fingerprints
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 
 DIALECT = OpenAIChat()
 

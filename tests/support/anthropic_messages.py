@@ -11,7 +11,7 @@ import orjson
 from hypothesis import strategies as st
 
 from nemo_polar.types import FinishReason, Message, ModelCall, Part, Reasoning, Reply, Role, Text, ToolCall, Usage
-from nemo_polar.wire.anthropic import Anthropic
+from nemo_polar.wire.anthropic.dialect import Anthropic
 from nemo_polar.wire.base import Route
 from tests.support.openai_chat import deltas
 

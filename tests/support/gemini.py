@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nemo_polar.types import Message, ModelCall, Part, Reasoning, Reply, Role, Text, ToolCall
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.gemini import Gemini
+from nemo_polar.wire.gemini.dialect import Gemini
 from tests.support.openai_chat import deltas
 
 DIALECT = Gemini()

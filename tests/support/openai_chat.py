@@ -27,7 +27,7 @@ from nemo_polar.types import (
     Usage,
 )
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 
 DIALECT = OpenAIChat()
 WEATHER = {

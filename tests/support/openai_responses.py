@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nemo_polar.types import FinishReason, Message, ModelCall, Part, Reasoning, Reply, Role, Text, ToolCall, Usage
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.openai_responses import OpenAIResponses
+from nemo_polar.wire.openai_responses.dialect import OpenAIResponses
 from tests.support.openai_chat import deltas, texts
 
 DIALECT = OpenAIResponses()

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from nemo_polar.engines.script import ScriptedReply
 from nemo_polar.tokens.canonical import fingerprints
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 from tests.support.proxy import TOOLS
 from tests.support.scripted_harness import NASTY
 from tests.support.stateful import PROXY_LOG, Answer, Engine, Served, Spec, ThreadProxy, World, ask, codec, until

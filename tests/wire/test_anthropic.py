@@ -18,7 +18,7 @@ from nemo_polar.errors import (
     Unavailable,
 )
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 from nemo_polar.wire.recognise import match
 from tests.support.anthropic_messages import DIALECT
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nemo_polar.errors import BadRequest
 from nemo_polar.types import ModelCall
 from nemo_polar.wire.history import Read
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 from tests.support.anthropic_messages import DIALECT, EPHEMERAL, GENERATE, WEATHER, heard, request, result, said, text, use
 
 SEARCH = {"type": "web_search_20250305", "name": "w"}

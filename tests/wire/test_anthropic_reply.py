@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nemo_polar.errors import Unavailable
 from nemo_polar.types import FinishReason, Reasoning, ReasoningDelta, Text, TextDelta, ToolCall
-from nemo_polar.wire.anthropic_input import tool_input
+from nemo_polar.wire.anthropic.input import tool_input
 from nemo_polar.wire.seal import seal, unseal
 from tests.support.anthropic_messages import DIALECT, SHOWN, events, joined, messages, parse, reply, request, streamed
 

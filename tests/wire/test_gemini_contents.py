@@ -15,7 +15,7 @@ from nemo_polar.types import (
     ToolCall,
     ToolResult,
 )
-from nemo_polar.wire.gemini_signature import Piece, sign
+from nemo_polar.wire.gemini.signature import Piece, sign
 from tests.support.gemini import (
     HELLO,
     SYNTHETIC,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from nemo_polar.errors import BadRequest
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.gemini_signature import Piece, sign
+from nemo_polar.wire.gemini.signature import Piece, sign
 from nemo_polar.wire.history import Read
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 from tests.support import mutate
 from tests.support.gemini import DIALECT, HELLO, WEATHER, function_call, function_response, model, route, talk, user
 

@@ -25,7 +25,7 @@ from nemo_polar.errors import (
 )
 from nemo_polar.tokens.canonical import message_digest, reasoning_digest
 from nemo_polar.types import FinishReason, Message, Reasoning, Role, Text, TextDelta, TokenLogProb, ToolCall, Usage
-from nemo_polar.wire.gemini_signature import Piece, read_signature, sign, whole
+from nemo_polar.wire.gemini.signature import Piece, read_signature, sign, whole
 from tests.support import gemini
 from tests.support.gemini import DIALECT, chunks, joined, model, parse, replies, request, route, streamed, talk, user
 from tests.support.openai_chat import deltas, logprob_entries, reply

@@ -9,8 +9,8 @@ import pytest
 from nemo_polar.errors import NotFound
 from nemo_polar.registry import resolve
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.gemini import Gemini
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.gemini.dialect import Gemini
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 from nemo_polar.wire.recognise import match
 from tests.support.gemini import (
     DIALECT,

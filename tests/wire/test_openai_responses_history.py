@@ -17,7 +17,7 @@ from nemo_polar.errors import BadRequest
 from nemo_polar.types import ModelCall
 from nemo_polar.wire.base import Route
 from nemo_polar.wire.history import Read
-from nemo_polar.wire.openai_responses_items import ItemsRead
+from nemo_polar.wire.openai_responses.items import ItemsRead
 from tests.support import openai_chat
 from tests.support.openai_responses import (
     CRM,

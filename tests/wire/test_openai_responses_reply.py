@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nemo_polar.errors import BadRequest, ContextOverflow, NotFound, Overloaded, Unavailable
 from nemo_polar.tokens.canonical import message_digest, reasoning_digest
 from nemo_polar.types import FinishReason, Message, Reasoning, ReasoningDelta, Role, Text, TextDelta, ToolCall
-from nemo_polar.wire.openai_responses_reply import freeform_text
+from nemo_polar.wire.openai_responses.reply import freeform_text
 from nemo_polar.wire.seal import seal
 from tests.support.openai_responses import (
     CLIENTS,

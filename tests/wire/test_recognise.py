@@ -6,7 +6,7 @@ import pytest
 
 from nemo_polar.registry import resolve
 from nemo_polar.wire.base import Route
-from nemo_polar.wire.openai_chat import OpenAIChat
+from nemo_polar.wire.openai_chat.dialect import OpenAIChat
 from nemo_polar.wire.recognise import match
 
 CHAT = OpenAIChat()

@@ -10,7 +10,7 @@
 - An aborted sample is told as ``incomplete`` for ``max_output_tokens``: the API has no word for it, and this is the one that
   makes a client treat the text as cut off.
 
-Nothing here knows about streams; ``openai_responses_stream`` says the same in events.
+Nothing here knows about streams; ``stream`` says the same in events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 
 from nemo_polar.errors import CallError
 from nemo_polar.types import FREEFORM, FinishReason, Message, ModelCall, Reasoning, Reply, Text, ToolCall, Usage
-from nemo_polar.wire.openai_responses_ids import item_id, response_id, verbatim
+from nemo_polar.wire.openai_responses.ids import item_id, response_id, verbatim
 from nemo_polar.wire.seal import seal
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"

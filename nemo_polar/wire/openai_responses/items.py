@@ -23,10 +23,10 @@ from nemo_polar.errors import BadRequest
 from nemo_polar.types import Message, Part, Role, Text, ToolResult
 from nemo_polar.wire.fields import Dropped, Fields, invalid, objects, shown, unsupported
 from nemo_polar.wire.history import Read, is_plain, longest
-from nemo_polar.wire.openai_chat_messages import leave_out
-from nemo_polar.wire.openai_responses_content import custom_call, function_call, message, reasoning, result
-from nemo_polar.wire.openai_responses_ids import reply_of_item, without_mark
-from nemo_polar.wire.openai_responses_tools import Offered
+from nemo_polar.wire.openai_chat.messages import leave_out
+from nemo_polar.wire.openai_responses.content import custom_call, function_call, message, reasoning, result
+from nemo_polar.wire.openai_responses.ids import reply_of_item, without_mark
+from nemo_polar.wire.openai_responses.tools import Offered
 
 _SPEECH = frozenset({"reasoning", "function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})

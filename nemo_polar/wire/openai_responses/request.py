@@ -3,8 +3,8 @@
 """Reading Responses requests.
 
 Each field of a request is honoured, dropped with a reason (recorded in ``ModelCall.dropped``) or refused by name. Where
-OpenAI's own behaviour left a choice (for items see ``openai_responses_items`` and ``openai_responses_content``, for tools
-``openai_responses_tools``):
+OpenAI's own behaviour left a choice (for items see ``items`` and ``content``, for tools
+``tools``):
 
 - A reply can be gone on from by ``previous_response_id`` unless ``store`` is false, as the API has it; ``store`` does no more.
 - ``truncation: auto`` is dropped: a prompt that does not fit gets the context-length error, so that no turn is cut in silence.
@@ -24,10 +24,10 @@ from typing import Any
 from nemo_polar.types import ModelCall, SamplingParams
 from nemo_polar.wire.fields import Dropped, Fields, invalid, load, shown, unsupported
 from nemo_polar.wire.history import Parsed, Read, serialised
-from nemo_polar.wire.openai_chat_messages import NO_CACHE
-from nemo_polar.wire.openai_responses_ids import reply_of_response
-from nemo_polar.wire.openai_responses_items import ItemsRead, read_items
-from nemo_polar.wire.openai_responses_tools import UNCONSTRAINED, Offered, all_tools, echoed, read_choice, read_tools
+from nemo_polar.wire.openai_chat.messages import NO_CACHE
+from nemo_polar.wire.openai_responses.ids import reply_of_response
+from nemo_polar.wire.openai_responses.items import ItemsRead, read_items
+from nemo_polar.wire.openai_responses.tools import UNCONSTRAINED, Offered, all_tools, echoed, read_choice, read_tools
 
 _DECIDED = "the run decides how the model thinks"
 _SECRET = "sessions are told apart by their secret"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from nemo_polar.errors import BadRequest
 from nemo_polar.types import Image, Part, Reasoning, Role, Text, ToolCall, ToolResult
-from nemo_polar.wire.anthropic_input import tool_arguments
+from nemo_polar.wire.anthropic.input import tool_arguments
 from nemo_polar.wire.fields import Dropped, Fields, invalid, shown, unsupported
 from nemo_polar.wire.seal import unseal
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemini's ``generateContent``, ``streamGenerateContent`` and ``countTokens``: what Gemini CLI and Google's own clients speak.
 
-Requests are read in ``gemini_request``, answers written in ``gemini_reply`` and ``gemini_stream``; this is the class the proxy
+Requests are read in ``request``, answers written in ``reply`` and ``stream``; this is the class the proxy
 holds. The URL names the model and what is asked for: ``/v1beta/models/<model>:<method>``. Everything under ``/v1beta`` and
 ``/v1alpha`` is of this API; of ``/v1``, which others use too, only what cannot be meant for them.
 """
@@ -21,10 +21,10 @@ from nemo_polar.types import ModelCall, Reply
 from nemo_polar.wire import headers as heads
 from nemo_polar.wire.base import Route, StreamEncoder
 from nemo_polar.wire.fields import shown
-from nemo_polar.wire.gemini_errors import error_body, error_headers
-from nemo_polar.wire.gemini_reply import text_tokens, whole_answer
-from nemo_polar.wire.gemini_request import parse_count, parse_request
-from nemo_polar.wire.gemini_stream import GeminiStream
+from nemo_polar.wire.gemini.errors import error_body, error_headers
+from nemo_polar.wire.gemini.reply import text_tokens, whole_answer
+from nemo_polar.wire.gemini.request import parse_count, parse_request
+from nemo_polar.wire.gemini.stream import GeminiStream
 from nemo_polar.wire.history import Parsed, Read
 
 _KEY = "x-goog-api-key"
@@ -84,7 +84,7 @@ class Gemini:
         return given[0] if len(given) == 1 and given[0] and given[0].isascii() else None
 
     def parse(self, body: bytes, route: Route, history: Sequence[Read] = ()) -> Parsed:
-        """The call in ``body``; see ``gemini_request`` for what is honoured, dropped and refused.
+        """The call in ``body``; see ``request`` for what is honoured, dropped and refused.
 
         Raises:
             BadRequest: malformed JSON, a wrong type, an unknown role, a result without its call, an unsupported feature.

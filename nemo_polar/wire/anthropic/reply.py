@@ -23,8 +23,8 @@ import orjson
 
 from nemo_polar.errors import CallError, ContextOverflow
 from nemo_polar.types import FinishReason, ModelCall, Part, Reasoning, Reply, Text, ToolCall, Usage
-from nemo_polar.wire.anthropic_input import tool_input
-from nemo_polar.wire.anthropic_request import Thinking
+from nemo_polar.wire.anthropic.input import tool_input
+from nemo_polar.wire.anthropic.request import Thinking
 from nemo_polar.wire.seal import seal
 
 _ERROR_TYPES: Mapping[str, str] = {

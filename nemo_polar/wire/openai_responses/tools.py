@@ -25,7 +25,7 @@ import orjson
 
 from nemo_polar.types import FREEFORM, ToolChoice, ToolSpec
 from nemo_polar.wire.fields import Dropped, Fields, invalid, shown, unsupported
-from nemo_polar.wire.openai_chat_messages import leave_out
+from nemo_polar.wire.openai_chat.messages import leave_out
 
 UNCONSTRAINED = "sampling is not constrained"
 

@@ -3,7 +3,7 @@
 """Reading the messages of an Anthropic Messages request, its ``system`` included, from where they differ from earlier ones.
 
 Text, ids and the order of parts are kept to the character. Where Anthropic's own behaviour left a choice (for blocks see
-``anthropic_blocks``):
+``blocks``):
 
 - Cache marks do not count, and a message of one string is one of one text block. Empty text makes no part.
 - Assistant messages in a row are one turn, as with Anthropic: a client may send each block of a reply as a message of its
@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from nemo_polar.types import Message, Part, Role, Text, ToolResult
-from nemo_polar.wire.anthropic_blocks import Reader
-from nemo_polar.wire.anthropic_entries import Entries, has_reference, is_plain_entry
-from nemo_polar.wire.anthropic_tools import MessagesRead, Tools
+from nemo_polar.wire.anthropic.blocks import Reader
+from nemo_polar.wire.anthropic.entries import Entries, has_reference, is_plain_entry
+from nemo_polar.wire.anthropic.tools import MessagesRead, Tools
 from nemo_polar.wire.fields import Dropped, Fields, invalid, objects, shown
 from nemo_polar.wire.history import longest
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from nemo_polar.types import ToolChoice, ToolSpec
 from nemo_polar.wire.fields import Dropped, Fields, invalid, shown
-from nemo_polar.wire.gemini_names import camel_child, camel_children, leave_out, proper_name
+from nemo_polar.wire.gemini.names import camel_child, camel_children, leave_out, proper_name
 from nemo_polar.wire.history import Read, serialised
 
 UNCONSTRAINED = "sampling is not constrained"

@@ -8,9 +8,9 @@ Text, arguments and ids are kept to the character. Where OpenAI's own behaviour 
 - Reasoning is what our own ``encrypted_content`` holds, else the text in ``content``, else the summary. What another server has
   encrypted cannot be read; it is left out and recorded.
 - A refusal in the history is text that the assistant said.
-- A custom tool call is a call whose arguments are an object with its input; see ``openai_responses_ids`` for the other kind.
+- A custom tool call is a call whose arguments are an object with its input; see ``ids`` for the other kind.
 
-How items make messages is the business of ``openai_responses_items``.
+How items make messages is the business of ``items``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import orjson
 from nemo_polar.errors import BadRequest
 from nemo_polar.types import FREEFORM, Image, Part, Reasoning, Role, Text, ToolCall
 from nemo_polar.wire.fields import Dropped, Fields, invalid, shown, unsupported
-from nemo_polar.wire.openai_chat_messages import leave_out
-from nemo_polar.wire.openai_responses_ids import without_mark
-from nemo_polar.wire.openai_responses_tools import Offered
+from nemo_polar.wire.openai_chat.messages import leave_out
+from nemo_polar.wire.openai_responses.ids import without_mark
+from nemo_polar.wire.openai_responses.tools import Offered
 from nemo_polar.wire.seal import unseal
 
 _ROLES: Mapping[str, Role] = {role.value: role for role in Role if role is not Role.TOOL}

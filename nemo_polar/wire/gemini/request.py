@@ -3,7 +3,7 @@
 """Reading Gemini requests: to generate content, streamed or not, and to count tokens.
 
 Each field of a request is honoured, dropped with a reason (recorded in ``ModelCall.dropped``) or refused by name. Names may be
-in camel case or in snake case (``gemini_names``). For contents see ``gemini_contents``, for tools ``gemini_tools``. Where
+in camel case or in snake case (``names``). For contents see ``contents``, for tools ``tools``. Where
 Google's own behaviour left a choice:
 
 - Thoughts are shown only when asked for (``includeThoughts``); their signatures always come.
@@ -19,9 +19,9 @@ from typing import Literal
 
 from nemo_polar.types import ModelCall, SamplingParams
 from nemo_polar.wire.fields import Dropped, Fields, invalid, load, shown, unsupported
-from nemo_polar.wire.gemini_contents import read_contents
-from nemo_polar.wire.gemini_names import camel, camel_child, leave_out
-from nemo_polar.wire.gemini_tools import read_tool_choice, with_tools
+from nemo_polar.wire.gemini.contents import read_contents
+from nemo_polar.wire.gemini.names import camel, camel_child, leave_out
+from nemo_polar.wire.gemini.tools import read_tool_choice, with_tools
 from nemo_polar.wire.history import Parsed, Read
 
 _NO_STORE = "nothing is stored for the client"

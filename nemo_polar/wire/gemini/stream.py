@@ -15,8 +15,8 @@ import orjson
 from nemo_polar.errors import CallError
 from nemo_polar.types import Delta, ModelCall, ReasoningDelta, Reply, TextDelta
 from nemo_polar.wire import sse
-from nemo_polar.wire.gemini_errors import error_body
-from nemo_polar.wire.gemini_reply import EMPTY_TEXT, PartWriter, last_chunk
+from nemo_polar.wire.gemini.errors import error_body
+from nemo_polar.wire.gemini.reply import EMPTY_TEXT, PartWriter, last_chunk
 
 _BLANK = b"\n"
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One streamed Responses answer: the complete sequence of events.
 
-Joined, the events say what the whole answer says (``openai_responses_reply``), and the last one is the whole answer. An item is
+Joined, the events say what the whole answer says (``reply``), and the last one is the whole answer. An item is
 opened by its first delta and closed by the next of another kind, or by the end. A tool call comes whole.
 
 - A keep-alive is a ``response.in_progress`` event. Codex 0.171 gives a stream up when no *event* has come for as long as its
@@ -20,7 +20,7 @@ import orjson
 from nemo_polar.errors import CallError
 from nemo_polar.types import Delta, ModelCall, ReasoningDelta, Reply, TextDelta, ToolCall, ToolCallDelta
 from nemo_polar.wire import sse
-from nemo_polar.wire.openai_responses_reply import (
+from nemo_polar.wire.openai_responses.reply import (
     COMPLETED,
     IN_PROGRESS,
     INCOMPLETE,

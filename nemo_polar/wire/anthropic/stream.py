@@ -18,8 +18,8 @@ import orjson
 
 from nemo_polar.errors import CallError
 from nemo_polar.types import Delta, ModelCall, ReasoningDelta, Reply, TextDelta, ToolCallDelta, Usage
-from nemo_polar.wire import anthropic_reply as answers
 from nemo_polar.wire import sse
+from nemo_polar.wire.anthropic import reply as answers
 from nemo_polar.wire.seal import seal
 
 _PING = sse.event("ping", b'{"type":"ping"}')

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nemo_polar.types import ToolChoice, ToolSpec
-from nemo_polar.wire.anthropic_input import written
+from nemo_polar.wire.anthropic.input import written
 from nemo_polar.wire.fields import Dropped, Fields, invalid, shown, unsupported
 from nemo_polar.wire.history import Read, serialised
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 
 from nemo_polar.types import Image, Message, Role, Text, ToolCall, ToolResult
 from nemo_polar.wire.fields import Dropped, Fields, invalid, shown
-from nemo_polar.wire.gemini_arguments import from_wire, written
-from nemo_polar.wire.gemini_media import read_media
-from nemo_polar.wire.gemini_names import camel, camel_child, camel_children, leave_out
+from nemo_polar.wire.gemini.arguments import from_wire, written
+from nemo_polar.wire.gemini.media import read_media
+from nemo_polar.wire.gemini.names import camel, camel_child, camel_children, leave_out
 
 _ERROR = "error"
 _SAYS = ("output", "result", _ERROR)

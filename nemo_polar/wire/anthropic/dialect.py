@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Anthropic Messages: what Claude Code speaks, and what Pi, OpenCode and others can.
 
-Requests are read in ``anthropic_request``, answers written in ``anthropic_reply`` and ``anthropic_stream``; this is the class
+Requests are read in ``request``, answers written in ``reply`` and ``stream``; this is the class
 the proxy holds. Paths come with ``/v1``, without and with two of them, as people differ in what they put into the base URL.
 The query (``?beta=true``) and the ``anthropic-beta`` header change nothing.
 """
@@ -15,10 +15,10 @@ import orjson
 
 from nemo_polar.errors import CallError
 from nemo_polar.types import ModelCall, Reply
-from nemo_polar.wire import anthropic_reply as answers
 from nemo_polar.wire import headers as heads
-from nemo_polar.wire.anthropic_request import parse_request
-from nemo_polar.wire.anthropic_stream import MessagesStream
+from nemo_polar.wire.anthropic import reply as answers
+from nemo_polar.wire.anthropic.request import parse_request
+from nemo_polar.wire.anthropic.stream import MessagesStream
 from nemo_polar.wire.base import Route, StreamEncoder
 from nemo_polar.wire.history import Parsed, Read
 
@@ -55,7 +55,7 @@ class Anthropic:
         return heads.key(headers, "x-api-key")
 
     def parse(self, body: bytes, route: Route, history: Sequence[Read] = ()) -> Parsed:
-        """The call in ``body``; see ``anthropic_request`` for what is honoured, dropped and refused.
+        """The call in ``body``; see ``request`` for what is honoured, dropped and refused.
 
         Raises:
             BadRequest: malformed JSON, a wrong type, an unknown role, a result without its call, an unsupported feature.

@@ -4,7 +4,7 @@
 
 Each field of a request is honoured, dropped with a reason (recorded in ``ModelCall.dropped``) or refused by name; headers
 (``anthropic-beta`` above all) change nothing. Where Anthropic's own behaviour left a choice (for messages see
-``anthropic_messages``, for tools ``anthropic_tools``):
+``messages``, for tools ``tools``):
 
 - How the model thinks is the run's business; ``thinking`` says what the client wants to see of it. ``enabled`` and ``adaptive``
   show it in full (there is nobody to summarise it), with ``display: omitted`` only its signature comes, and without any of
@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from nemo_polar.types import ModelCall, SamplingParams
-from nemo_polar.wire.anthropic_messages import joined_turns, read_messages
-from nemo_polar.wire.anthropic_tools import NO_CACHE, MessagesRead, read_choice, read_tools
+from nemo_polar.wire.anthropic.messages import joined_turns, read_messages
+from nemo_polar.wire.anthropic.tools import NO_CACHE, MessagesRead, read_choice, read_tools
 from nemo_polar.wire.fields import Dropped, Fields, invalid, load, shown, unsupported
 from nemo_polar.wire.history import Parsed, Read
 

@@ -12,7 +12,7 @@ choice:
 - A content without a role is the user's, and ``function`` is an older name for who answers calls.
 - A model's part may be empty, and so may its content: so does an empty reply come back, where a client leaves empty strings
   out.
-- Calls need no results, but a result needs its call (``gemini_calls``).
+- Calls need no results, but a result needs its call (``calls``).
 - Images may stand in the user's parts and in results. Code that Google would have run, and its output, are refused.
 """
 
@@ -24,10 +24,10 @@ from typing import Any
 
 from nemo_polar.types import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 from nemo_polar.wire.fields import Dropped, Fields, invalid, objects, shown, unsupported
-from nemo_polar.wire.gemini_calls import CallsMade
-from nemo_polar.wire.gemini_media import read_media
-from nemo_polar.wire.gemini_names import camel, camel_child, camel_children, leave_out
-from nemo_polar.wire.gemini_signature import Piece, read_signature, whole
+from nemo_polar.wire.gemini.calls import CallsMade
+from nemo_polar.wire.gemini.media import read_media
+from nemo_polar.wire.gemini.names import camel, camel_child, camel_children, leave_out
+from nemo_polar.wire.gemini.signature import Piece, read_signature, whole
 from nemo_polar.wire.history import Read, is_plain, longest
 
 _MODEL = "model"

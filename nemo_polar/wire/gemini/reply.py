@@ -34,8 +34,8 @@ from nemo_polar.types import (
     ToolCall,
     Usage,
 )
-from nemo_polar.wire.gemini_arguments import to_wire
-from nemo_polar.wire.gemini_signature import Piece, sign
+from nemo_polar.wire.gemini.arguments import to_wire
+from nemo_polar.wire.gemini.signature import Piece, sign
 
 EMPTY_TEXT: dict[str, Any] = {"text": ""}
 """Says nothing, where clients need a part to take a chunk or a reply for valid."""

@@ -3,7 +3,7 @@
 """Reading Chat Completions requests.
 
 Each field of a request is honoured, dropped with a reason (recorded in ``ModelCall.dropped``) or refused by name. Where
-OpenAI's own behaviour left a choice (for messages see ``openai_chat_messages``):
+OpenAI's own behaviour left a choice (for messages see ``messages``):
 
 - ``max_tokens`` and ``max_completion_tokens`` together: the smaller counts (OpenAI refuses the pair).
 - ``tool_choice`` of ``required`` or a named tool is kept and recorded, not enforced; a name must be among the tools.
@@ -21,7 +21,7 @@ from dataclasses import replace
 from nemo_polar.types import ModelCall, SamplingParams, ToolChoice, ToolSpec
 from nemo_polar.wire.fields import Dropped, Fields, invalid, load, shown, unsupported
 from nemo_polar.wire.history import Parsed, Read, serialised
-from nemo_polar.wire.openai_chat_messages import NO_CACHE, leave_out, read_messages
+from nemo_polar.wire.openai_chat.messages import NO_CACHE, leave_out, read_messages
 
 _NO_STORE = "nothing is stored for the client"
 _UNCONSTRAINED = "sampling is not constrained"
