@@ -165,7 +165,7 @@ class Calls:
         return _answer(self.fallback, error)
 
     async def _parsed(self, session: Session, body: bytes, dialect: Dialect, route: Route) -> Parsed:
-        history = self.seen.reads(session.id)
+        history = self.seen.reads(session.id, dialect.name)
         if len(body) <= _BIG_BODY_BYTES:
             return dialect.parse(body, route, history)
         return await asyncio.get_running_loop().run_in_executor(self.threads, dialect.parse, body, route, history)

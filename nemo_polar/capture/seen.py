@@ -38,9 +38,9 @@ class SeenRequests:
         self._sessions: OrderedDict[str, list[Line]] = OrderedDict()
         """Sessions by last use, the oldest first; the lines of each the same way."""
 
-    def reads(self, session_id: str) -> list[Read]:
-        """What requests of this session were read as."""
-        return [line.read for line in self._sessions.get(session_id, ())]
+    def reads(self, session_id: str, dialect: str) -> list[Read]:
+        """What requests of this session were read as by this dialect: to another, the same JSON may mean something else."""
+        return [line.read for line in self._sessions.get(session_id, ()) if line.printed.call.dialect == dialect]
 
     def nearest(self, session_id: str, read: Read) -> Printed | None:
         """The request of this session whose messages ``read`` took over, or shares most of."""

@@ -12,6 +12,7 @@ reasoning of assistant turns (also compared apart, because some harnesses cannot
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,6 +25,12 @@ from nemo_polar.types import Image, Message, ModelCall, Reasoning, Role, Text, T
 
 _SIZE = 16
 _SYSTEM_ROLES = (Role.SYSTEM, Role.DEVELOPER)
+_NO_ARGUMENTS = b"j{}"
+_FEW = 64
+"""Characters: whoever writes none at all does not write many."""
+# One line at a time and from its end: a greedy run of blanks in the middle of a line would be looked at from each of them.
+_AT_LINE_END = re.compile(r"[ \t](?=\n|\Z)")
+_LINE_END = re.compile(r"(?<![ \t])[ \t]++(?=\n|\Z)")
 
 
 def digest(*pieces: bytes) -> bytes:
@@ -37,8 +44,11 @@ def _utf8(text: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values with every number as an IEEE double and -0 as 0, as a JavaScript harness would have them."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+    """JSON values with every number as an IEEE double and -0 as 0, as a JavaScript harness would have them; strings without
+    white space at the ends of their lines, which Claude Code takes out of what it writes to files."""
+    if isinstance(value, str):
+        return _LINE_END.sub("", value) if _AT_LINE_END.search(value) else value
+    if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
         return float(value) + 0.0
@@ -52,7 +62,9 @@ def _refuse_constant(name: str) -> Any:
 
 
 def canonical_arguments(arguments: str) -> bytes:
-    """Tool arguments: as parsed JSON, keys sorted; as they stand when they are not JSON."""
+    """Tool arguments: as parsed JSON, keys sorted; as they stand when they are not JSON. None at all are an empty object."""
+    if len(arguments) < _FEW and arguments.strip() in ("", "null"):
+        return _NO_ARGUMENTS
     try:
         value = _plain(_parsed(arguments))
         return b"j" + _sorted_json(value)

@@ -7,6 +7,9 @@ The main line is the root with tools under which most turns were sampled, of tho
 sub-agent may well take more turns than the one that started it, but it begins while a call of that one is unanswered, and that
 one goes on after. What the other roots are follows from how they relate to the main one; the turns below a root share its kind,
 as they share its tools and its system prompt. The one exception is a summary asked for within a line: its last turn.
+
+A compaction is told by what follows it: the main conversation goes on with a *shorter* prompt than it had. A retry with an
+edited history, which has the same structure otherwise, goes on with one as long.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
     - history of ours and the system prompt of the line it left (the history was edited, or the tools changed): what that line
       is, except for a single turn after which that line went on: ``AUXILIARY``;
     - a new conversation with M's system prompt and tools that does not overlap M in time (what goes on after a compaction):
-      ``MAIN``; and the turn without calls that ended the line before it, after others: ``COMPACTION``;
-    - everything else is a ``SUBAGENT``, except single turns without tools: ``AUXILIARY``.
+      ``MAIN``;
+    - everything else is a ``SUBAGENT``, except single turns without tools: ``AUXILIARY``;
+    - where the main line goes on in a shorter conversation, the turns without calls that led to it are ``COMPACTION``: the last
+      of the conversation before, and single turns between the two that were ``AUXILIARY`` so far.
 
     Raises:
         TokenError: a parent is missing or not older.
@@ -43,9 +48,9 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
 def origins(turns: Sequence[Turn]) -> dict[int, int]:
     """For each root that came from a line of this session, the turn it came from; an older one, always.
 
-    That is the turn it forked from; for a sub-agent or a side call, the turn whose call was unanswered when it began; for what
-    goes on after a compaction, the last turn of the main line before it. With several turns waiting, the oldest that made more
-    calls than it has been given sub-agents is taken.
+    That is the turn it forked from; for a sub-agent or a side call, the turn whose call was unanswered when it began; for a
+    compaction and for what goes on after it, the last turn of the main line before it. With several turns waiting, the oldest
+    that made more calls than it has been given sub-agents is taken.
 
     Raises:
         TokenError: a parent is missing or not older.
@@ -59,12 +64,11 @@ def origins(turns: Sequence[Turn]) -> dict[int, int]:
     before: _Tree | None = None
     """The main line so far."""
     for tree in forest.trees.values():
-        root = tree.root
+        root, kind = tree.root, kinds[tree.root.id]
         origin = root.fork_of
-        if origin is None and kinds[root.id] is Kind.MAIN:
-            origin = before.ids[-1] if before is not None else None
-            origin = origin if origin is not None and origin < root.id else None
-        elif origin is None:
+        if before is not None and (kind is Kind.COMPACTION or (kind is Kind.MAIN and origin is None)):
+            origin = max((t for t in before.ids if t < root.id), default=origin)
+        elif origin is None and kind is not Kind.MAIN:
             waiting = forest.waiting(root.id)
             free = [t for t in waiting if given.get(t, 0) < len(forest.turns[t].reply.tool_calls)]
             origin = next(iter(free or waiting[-1:]), None)
@@ -172,15 +176,19 @@ def _kind(tree: _Tree, main: _Tree, forest: _Forest, kinds: dict[int, Kind]) -> 
 
 
 def _summaries(forest: _Forest, kinds: dict[int, Kind]) -> list[int]:
-    """The turns that ended a main line so that a new one with the same tools and system prompt could begin: the harness asked
-    for a summary within the conversation. A first turn is none: there was nothing to sum up."""
-    mains = [tree for tree in forest.trees.values() if kinds[tree.root.id] is Kind.MAIN]
-    apart = [root for root, kind in kinds.items() if kind is Kind.COMPACTION]
+    """The turns that summed up a main line so that it could go on in a shorter conversation. A first turn is none: there was
+    nothing to sum up."""
+    trees = list(forest.trees.values())
+    mains = [tree for tree in trees if kinds[tree.root.id] is Kind.MAIN]
     found = []
     for tree, after in pairwise(mains):
         last = forest.turns[tree.ids[-1]]
-        follows = after.root.fork_of is None and after.keys == tree.keys and last.id < after.root.id
-        summed_up_apart = any(last.id < root < after.root.id for root in apart)
-        if follows and last.parent is not None and not last.reply.tool_calls and not summed_up_apart:
+        if last.id > after.root.id or after.root.prompt_len >= last.prompt_len:
+            continue
+        aside = [t.root for t in trees if last.id < t.root.id < after.root.id and len(t.ids) == 1]
+        found += [t.id for t in aside if kinds[t.id] is Kind.AUXILIARY and not t.reply.tool_calls]
+        summed_up_apart = any(t.id in found or kinds[t.id] is Kind.COMPACTION for t in aside)
+        has_history = last.parent is not None or last.fork_of is not None
+        if has_history and not last.reply.tool_calls and not summed_up_apart:
             found.append(last.id)
     return found

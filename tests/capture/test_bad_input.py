@@ -90,7 +90,7 @@ async def test_a_closed_session_is_refused(tmp_path):
         assert (await client.post(GOOD))[0] == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/nope", "/", "/v1/../control", "/sessions", "/v1/messages"])
+@pytest.mark.parametrize("path", ["/v1/chat/nope", "/", "/v1/../control", "/sessions", "/v1/embeddings"])
 async def test_a_wrong_path_is_a_provider_shaped_404(tmp_path, path):
     async with running(tmp_path) as rig:
         client = await rig.session()

@@ -17,7 +17,7 @@ DIALECT = OpenAIChat()
 def keep(seen: SeenRequests, session: str, *texts: str) -> tuple[int, bool]:
     """Read and remember a conversation; how many of its messages were taken over, and whether it is remembered."""
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": t} for t in texts]})
-    before = seen.reads(session)
+    before = seen.reads(session, "openai_chat")
     parsed = DIALECT.parse(body, Route("generate"), before)
     assert parsed == DIALECT.parse(body, Route("generate"))
     assert parsed.read is not None
@@ -26,7 +26,7 @@ def keep(seen: SeenRequests, session: str, *texts: str) -> tuple[int, bool]:
     assert prints == fingerprints(parsed.call, b"t")
     old = {id(m) for read in before for m in read.messages}
     seen.keep(session, parsed.read, Printed(parsed.call, prints), len(body))
-    return sum(id(m) in old for m in parsed.call.messages), parsed.read in seen.reads(session)
+    return sum(id(m) in old for m in parsed.call.messages), parsed.read in seen.reads(session, "openai_chat")
 
 
 def test_a_request_takes_over_what_it_repeats_of_its_own_session_and_nothing_of_another():
@@ -34,14 +34,14 @@ def test_a_request_takes_over_what_it_repeats_of_its_own_session_and_nothing_of_
     assert keep(seen, "a", "one", "two") == (0, True)
     assert keep(seen, "a", "one", "two", "three") == (2, True)
     assert keep(seen, "b", "one", "two") == (0, True)
-    assert len(seen.reads("a")) == 1, "it took the place of the one it goes on"
+    assert len(seen.reads("a", "openai_chat")) == 1, "it took the place of the one it goes on"
 
 
 def test_several_lines_of_a_session_are_kept_side_by_side_up_to_four():
     seen = SeenRequests(10_000)
     for name in "pqrst":
         keep(seen, "a", name, "x")
-    assert len(seen.reads("a")) == 4
+    assert len(seen.reads("a", "openai_chat")) == 4
     assert keep(seen, "a", "t", "x", "y") == (2, True)
     assert keep(seen, "a", "p", "x", "y") == (0, True)
 
@@ -55,3 +55,10 @@ def test_bytes_are_bounded_over_all_sessions_and_a_closed_one_leaves_none():
     for n in range(50):
         seen.forget(f"s{n}")
     assert seen.bytes == 0
+
+
+def test_what_another_dialect_read_is_not_taken_over():
+    seen = SeenRequests(10_000)
+    keep(seen, "a", "hello")
+    assert len(seen.reads("a", "openai_chat")) == 1
+    assert seen.reads("a", "anthropic") == []

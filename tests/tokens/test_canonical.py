@@ -61,6 +61,27 @@ def test_different_values_stay_apart(left, right):
     assert canonical_arguments(left) != canonical_arguments(right)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ('{"content": "a  \\n\\tb \\t\\n\\n"}', '{"content": "a\\n\\tb\\n\\n"}'),
+        ('{"lines": ["x ", " y"]}', '{"lines": ["x", " y"]}'),
+        ("", "{}"),
+        (" null\n", "{}"),
+    ],
+)
+def test_line_ends_and_missing_arguments_are_written_in_several_ways(left, right):
+    assert canonical_arguments(left) == canonical_arguments(right)
+
+
+def test_white_space_within_and_before_a_line_tells_arguments_apart():
+    assert len({canonical_arguments(f'{{"s": "{s}"}}') for s in ("a b", "a  b", " a b", "a b\\n", "a\\nb")}) == 5
+
+
+def test_a_million_blanks_are_read_once():
+    assert canonical_arguments(json.dumps({"s": " " * 1_000_000 + "x"}))
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '"\\ud800"', "\ud800", ""])
 def test_no_argument_text_is_too_odd_to_fingerprint(text):
     assert canonical_arguments(text)

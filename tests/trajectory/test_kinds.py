@@ -19,13 +19,16 @@ def turn(
     tools: bytes = TOOLS,
     fork_of: int | None = None,
     calls: int = 0,
+    size: int = 0,
 ) -> Turn:
+    """``size``: of its prompt; by default one that grows."""
     reason = None if parent is not None else ForkReason.NEW if fork_of is None else ForkReason.EDITED
     sample, reply = (
         Sample(as_ids([1]), as_logprobs([-1]), FinishReason.STOP),
         Message(Role.ASSISTANT, (ToolCall("c", "f", "{}"),) * calls),
     )
     more = {"fork_reason": reason, "fork_of": fork_of, "tools_key": tools, "system_key": system}
+    more["prompt_len"] = size or 10 + id
     return Turn(id, "s", parent, as_ids([1]), sample, reply, f"q{id}", f"c{id}", **more)
 
 
@@ -130,9 +133,33 @@ def test_a_page_summed_up_while_a_tool_runs_is_auxiliary_and_belongs_to_the_line
 
 
 def test_a_summary_asked_for_in_the_conversation_is_a_compaction_and_what_follows_comes_from_it() -> None:
-    turns = [turn(0, calls=1), turn(1, 0, calls=1), turn(2, 1), turn(3, calls=1), turn(4, 3)]
+    turns = [turn(0, calls=1), turn(1, 0, calls=1), turn(2, 1), turn(3, calls=1, size=5), turn(4, 3)]
     assert kinds(*turns) == "mmcmm"
     assert origins(turns) == {3: 2}
+
+
+def test_a_summary_of_the_history_as_text_is_a_compaction_too() -> None:
+    aside = turn(2, system=OTHER, tools=b"")
+    turns = [turn(0, calls=1), turn(1, 0, calls=1), aside, turn(3, fork_of=0, calls=1, size=5), turn(4, 3)]
+    assert kinds(*turns) == "mmcmm"
+    assert origins(turns) == {2: 1, 3: 0}
+
+
+def test_a_summary_under_changed_tools_is_a_compaction() -> None:
+    turns = [turn(0, calls=1), turn(1, 0, calls=1), turn(2, tools=FEWER, fork_of=1), turn(3, size=5, calls=1), turn(4, 3)]
+    assert kinds(*turns) == "mmcmm"
+
+
+def test_every_compaction_comes_from_the_main_line_before_it() -> None:
+    first, second = turn(1, tools=b"", fork_of=0), turn(3, tools=b"", fork_of=1)
+    turns = [turn(0, calls=1), first, turn(2, size=5, calls=1), second, turn(4, size=5), turn(5, 4)]
+    assert kinds(*turns) == "mcmcmm"
+    assert origins(turns) == {1: 0, 2: 0, 3: 2, 4: 2}
+
+
+def test_a_reply_that_was_dropped_for_its_content_is_no_summary() -> None:
+    retried = turn(2, fork_of=0, calls=1, size=12)
+    assert kinds(turn(0, calls=1), turn(1, 0), retried, turn(3, 2)) == "mmmm"
 
 
 def test_a_conversation_that_only_begins_again_was_not_summed_up() -> None:
