@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup package engine toolchain mini harnesses model system status demo adapter test fuzz kills lint smoke soak clean distclean
+.PHONY: help setup package engine toolchain mini harnesses model system status demo adapter test test-sdk harness-matrix fuzz kills lint smoke soak clean distclean
 
 # Any Python from 3.8 on will do for the set-up; it finds the ones that the environments need.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ BIN := .venv/bin
 SOURCES := nemo_polar tests recipes conf tools benchmarks setup.py
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 setup: ## what the demo needs: all of the below but mini, in order
 	@$(SETUP) all
@@ -46,7 +46,14 @@ demo: setup ## a real harness, a real model, audited trajectories in runs/demo
 test: package ## the test suite: no real engine, no vendor CLI
 	@$(BIN)/python -m pytest -m "not engine and not harness and not soak"
 
-fuzz: package ## 10,000 mutated request bodies (POLAR_FUZZ_CASES, POLAR_FUZZ_SEED)
+test-sdk: package ## the vendors' own Python SDKs against the dialects; part of `make test`
+	@$(BIN)/python -m pytest tests/wire -k sdk
+
+harness-matrix: package ## every real CLI against a scripted model that answers adversarially: runs/harness-matrix (40 minutes at most)
+	@$(BIN)/polar harness install all
+	@$(BIN)/python -m tests.harness_matrix --out runs/harness-matrix
+
+fuzz: package ## 10,000 mutated request bodies a dialect (POLAR_FUZZ_CASES, POLAR_FUZZ_SEED)
 	@$(BIN)/python -m pytest tests/test_fuzz.py -m soak -s --timeout 3600
 
 kills: package ## 100 kill -9 of the proxy under load, and a restart on 10,000 calls
@@ -57,7 +64,8 @@ lint: package ## ruff and pyright
 	@$(BIN)/ruff format --check --line-length 128 $(SOURCES)
 	@$(BIN)/pyright
 
-smoke: setup mini ## one real engine and the real harnesses, end to end
+smoke: setup ## one real engine and real harnesses (Pi, mini-swe-agent, Codex, Claude Code), end to end
+	@$(BIN)/polar harness install pi mini_swe_agent codex claude_code
 	@$(BIN)/python -m pytest -m "engine or harness" --timeout 600
 
 soak: package ## the rules under random clients, faults and kills, for an hour (POLAR_SOAK_SECONDS)

@@ -68,7 +68,8 @@ class ClaudeCodeOptions(HarnessOptions):
     thinking: Literal["on", "off", "adaptive"] | int = "on"
     """``on``: a budget as large as a reply; a number: a budget of that many tokens."""
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """Asked for with every call; the proxy hands it to the chat template."""
+    """Asked for with every call, and recorded. How the model thinks is decided by the run, for all calls alike:
+    ``policy.codec.template_options``."""
     agents: dict[str, dict[str, Any]] = {}
     """Sub-agents of your own, as its ``--agents`` takes them."""
     bundled_skills: bool = False

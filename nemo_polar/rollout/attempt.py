@@ -195,7 +195,7 @@ class Attempt:
             SandboxSpec(
                 id=name,
                 scratch=scratch,
-                toolchain=Path(chosen.toolchain) if chosen.toolchain else None,
+                toolchain=Path(chosen.toolchain).resolve() if chosen.toolchain else None,
                 proxy_socket=shop.capture.socket if proxy else None,
                 proxy_url=shop.capture.url if proxy else None,
                 max_output_bytes=chosen.max_output_bytes,
