@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutated request bodies of real clients: each gets a 2xx or the provider's 4xx, and leaves nothing behind.
 
-Bodies are those that Pi and mini-swe-agent sent (``tests/data/requests``) and that OpenAI's own client sends here. They are
-mutated (``tests/support/mutate.py``) and sent over real sockets by several sessions at once, while one more session holds a
-conversation that must stay exact to the token. ``make fuzz`` sends 10,000; POLAR_FUZZ_CASES and POLAR_FUZZ_SEED change that.
+Bodies are those that real harnesses sent (``tests/data/requests``) and that OpenAI's own client sends here. They are mutated
+(``tests/support/mutate.py``) and sent over real sockets by several sessions at once, while one more session holds a
+conversation that must stay exact to the token. What is particular to a dialect is in ``tests/support/fuzz_dialects.py``.
+``make fuzz`` sends 10,000 a dialect; POLAR_FUZZ_CASES and POLAR_FUZZ_SEED change that.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from nemo_polar.errors import BadRequest
+from nemo_polar.engines.scripted import ScriptedEngine
+from nemo_polar.errors import BadRequest, NotFound
 from nemo_polar.settings import TracePolicy
 from nemo_polar.trajectory.audit import audit_run
-from nemo_polar.wire.base import Route
+from nemo_polar.trajectory.store import ENGINE_LOG
 from tests.support import mutate
+from tests.support.fuzz_dialects import CHAT, DIALECTS, FuzzDialect, Told
 from tests.support.mutate import Case
-from tests.support.openai_chat import DIALECT
-from tests.support.proxy import Client, Rig, joined, running
-from tests.support.raw_http import CHAT, Answer, Connection, chunked, request
-from tests.support.recording import recorded
+from tests.support.proxy import Client, Rig, running
+from tests.support.raw_http import Answer, Connection, chunked, request
 from tests.support.scripted_harness import ScriptedHarness
 from tests.support.tiny import tiny_codec
 from tests.test_exactness import drift, finished_run, write_run_manifest
@@ -54,13 +55,8 @@ LIMITS: dict[str, Any] = {
     **{"max_body_bytes": 1_000_000, "max_parts": 1500, "max_context": 40_000, "read_seconds": 5},
     **{"reuse_bytes": 4_000_000, "root_cache_bytes": 1_000_000},  # soon full, so that what still grows is something else
 }
-FIELD_CODES = (
-    "invalid_type",
-    "invalid_value",
-    "missing_required_parameter",
-    "unsupported_parameter",
-    "context_length_exceeded",
-)
+NO_REQUEST = b"This is not a valid HTTP/1.1 request: "
+EVERY = pytest.mark.parametrize("name", DIALECTS)
 
 
 # --- real bodies ------------------------------------------------------------------------------------------------------
@@ -104,7 +100,7 @@ async def sdk_bodies() -> list[bytes]:
         return web.json_response(_COMPLETION)
 
     app = web.Application()
-    app.router.add_post(CHAT, keep)
+    app.router.add_post(CHAT.targets[0][0], keep)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -120,21 +116,12 @@ async def sdk_bodies() -> list[bytes]:
     return bodies
 
 
-def harness_bodies() -> list[bytes]:
-    return [*recorded("pi"), *recorded("mini_swe_agent")]
+async def bodies(dialect: FuzzDialect) -> list[bytes]:
+    """The bodies that are mutated, all of them good."""
+    return [*dialect.bodies(), *(await sdk_bodies() if dialect is CHAT else [])]
 
 
 # --- one case ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Given:
-    """A 2xx: what the client was told, to be compared with the journal and the engine's log."""
-
-    session_id: str
-    call_id: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
 
 
 @dataclass
@@ -142,18 +129,23 @@ class Fuzz:
     """One run over many cases."""
 
     rig: Rig
+    dialect: FuzzDialect
     bases: list[bytes]
     statuses: Counter[int] = field(default_factory=Counter)
     tried: Counter[str] = field(default_factory=Counter)
-    given: list[Given] = field(default_factory=list)
+    given: list[tuple[str, Told]] = field(default_factory=list)
+    """Of each 2xx the session and what the client was told, to be compared with the journal and the engine's log."""
     failures: list[str] = field(default_factory=list)
 
-    async def send(self, client: Client, connection: Connection | None, case: Case) -> tuple[Connection | None, str | None]:
+    async def send(
+        self, client: Client, connection: Connection | None, case: Case, target: str
+    ) -> tuple[Connection | None, str | None]:
         """Send one case; the connection if it can be used again, and what was wrong with the answer."""
         sent = case.sent()
         body = chunked(sent.body) if sent.chunked else sent.body
-        headers = [*sent.headers, *([("Transfer-Encoding", "chunked")] if sent.chunked else [])]
-        data = request(body, secret=client.secret, headers=headers, length=not sent.chunked)
+        headers = [*self.dialect.headers(client.secret), *sent.headers]
+        headers += [("Transfer-Encoding", "chunked")] if sent.chunked else []
+        data = request(body, target=target, headers=headers, length=not sent.chunked)
         for fresh in (False, True):
             if connection is None or fresh:
                 connection = await Connection.open(self.rig.proxy.url)
@@ -169,30 +161,23 @@ class Fuzz:
         else:
             return None, "the connection was closed without an answer"
         self.statuses[answer.status] += 1
-        problem = self._problem(answer, client.session_id)
+        problem = self._problem(answer, client.session_id, target)
         if answer.headers.get("connection") == "close" or problem is not None:
             await connection.close()
             return None, problem
         return connection, problem
 
-    def _problem(self, answer: Answer, session_id: str) -> str | None:
+    def _problem(self, answer: Answer, session_id: str, target: str) -> str | None:
         if 200 <= answer.status < 300:
-            return self._bad_success(answer, session_id)
+            try:
+                told = self.dialect.told(answer, target)
+            except Exception as exc:  # whatever a reader stumbles over
+                return f"not a good answer ({exc!r}): {answer.body[:300]!r} ... {answer.body[-300:]!r}"
+            self.given += [] if told is None else [(session_id, told)]
+            return None
         if not 400 <= answer.status < 500:
             return f"status {answer.status}: {answer.body[:300]!r}"
-        return bad_error(answer)
-
-    def _bad_success(self, answer: Answer, session_id: str) -> str | None:
-        if answer.headers["content-type"].startswith("text/event-stream"):
-            stream = joined(answer.body)
-            if not stream["done"] or stream.get("error") or stream["finish"] is None:
-                return f"a stream that does not end well: {answer.body[-300:]!r}"
-            self.given.append(Given(session_id, stream["id"], None, None))
-            return None
-        whole = answer.json()
-        usage = whole["usage"]
-        self.given.append(Given(session_id, whole["id"], usage["prompt_tokens"], usage["completion_tokens"]))
-        return None if whole["choices"][0]["message"]["role"] == "assistant" else f"not an answer: {answer.body[:300]!r}"
+        return bad_error(self.dialect, answer)
 
     async def work(self, worker: int, numbers: Iterator[int]) -> None:
         """Take numbers until there are none; each is a case."""
@@ -201,13 +186,16 @@ class Fuzz:
         grown = self.bases
         for done, number in enumerate(numbers, 1):
             rng = random.Random(f"{SEED}/{number}")
+            target = rng.choices(*zip(*self.dialect.targets, strict=True))[0]
             if client is None:
                 client, grown = await self.rig.session(f"fuzz-{worker}-{done}"), self.bases
-            case = mutate.draw(rng, grown)
+            # The first few are of each kind; after that chance will do.
+            first = mutate.MUTATORS[number] if number < len(mutate.MUTATORS) else None
+            case = mutate.draw(rng, grown, self.dialect.words, first)
             self.tried.update(step.name for step in case.steps)
-            connection, problem = await self.send(client, connection, case)
+            connection, problem = await self.send(client, connection, case, target)
             if problem is not None:
-                self.failures.append(await self._shrunk(number, case, problem))
+                self.failures.append(await self._shrunk(number, case, target, problem))
             if rng.random() < 0.2:
                 grown = [*self.bases, *[await self._grown(client, rng)] * len(self.bases)]
             if done % SESSION_CASES == 0:
@@ -221,14 +209,10 @@ class Fuzz:
     async def _grown(self, client: Client, rng: random.Random) -> bytes:
         """A conversation with a reply of ours in it: mutations of it go on a recorded line, or just miss it."""
         body = json.loads(rng.choice(self.bases))
-        body.update(stream=False, max_tokens=30, logprobs=False)
-        body.pop("max_completion_tokens", None)
-        body.pop("stream_options", None)
-        status, _, answer = await client.post(body)
+        self.dialect.short(body)
+        status, _, answer = await client.post(body, path=self.dialect.targets[0][0])
         assert status == 200 and answer is not None, answer
-        message = answer["choices"][0]["message"]
-        results = [{"role": "tool", "tool_call_id": c["id"], "content": "ok"} for c in message.get("tool_calls") or ()]
-        body["messages"] += [message, *(results or [{"role": "user", "content": "more"}])]
+        self.dialect.go_on(body, answer)
         return json.dumps(body).encode()
 
     async def _over(self, client: Client) -> None:
@@ -241,11 +225,11 @@ class Fuzz:
             self.failures.append(f"session {client.session_id} still has {len(live)} live replies")
         await self.rig.proxy.close_session(client.session_id)
 
-    async def _shrunk(self, number: int, case: Case, problem: str) -> str:
+    async def _shrunk(self, number: int, case: Case, target: str, problem: str) -> str:
         """The failing case with as few steps as fail too, written out."""
         for simpler in case.simpler():
             client = await self.rig.session(f"shrink-{number}")
-            connection, again = await self.send(client, None, simpler)
+            connection, again = await self.send(client, None, simpler, target)
             if connection is not None:
                 await connection.close()
             await self.rig.proxy.close_session(client.session_id)
@@ -254,23 +238,22 @@ class Fuzz:
                 break
         sent = case.sent()
         shown = sent.body if len(sent.body) < 4000 else sent.body[:2000] + b" ... " + sent.body[-2000:]
-        return f"case {number} of seed {SEED} ({case.name}): {problem}\n  headers {sent.headers}\n  body {shown!r}"
+        return f"case {number} of seed {SEED} ({case.name}): {problem}\n  {target}\n  headers {sent.headers}\n  body {shown!r}"
 
 
-def bad_error(answer: Answer) -> str | None:
+def bad_error(dialect: FuzzDialect, answer: Answer) -> str | None:
     """What is wrong with an error answer; None when it has the provider's shape, a sentence and, for a field, its name."""
     try:
         body = answer.json()
-        error = body["error"]
-        assert set(body) == {"error"} and set(error) == {"message", "type", "param", "code"}, "its keys"
-        message, param = error["message"], error["param"]
-        assert isinstance(message, str) and isinstance(error["type"], str) and error["type"], "its types"
-        assert param is None or (isinstance(param, str) and param), "its param"
+        # What the HTTP parser refuses has no target that anything could be known from: its answer has one shape for all.
+        no_request = NO_REQUEST in answer.body and answer.status == 400
+        refused = (CHAT if no_request else dialect).refused(body, answer.status)
+        message = refused.message
         assert message.endswith(".") and "\n" not in message and 5 < len(message) < 600, "its message is no sentence"
         assert "Traceback" not in message and ".py" not in message, "its message shows the inside"
-        assert error["code"] not in FIELD_CODES or param, "its param is missing"
+        assert refused.named, "its param is missing"
     except (AssertionError, KeyError, TypeError, ValueError) as exc:
-        return f"not the provider's error ({exc}): {answer.status} {answer.body[:600]!r}"
+        return f"not the provider's error ({exc!r}): {answer.status} {answer.body[:600]!r}"
     return None
 
 
@@ -324,19 +307,23 @@ def fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def run_cases(folder: Path, cases: int, log: pytest.LogCaptureFixture) -> tuple[Fuzz, list[Memory]]:
-    """Send ``cases``, check all that must hold after them. Returns the run and the memory after each tenth of it."""
-    bases = [*harness_bodies(), *await sdk_bodies()]
+async def run_cases(
+    folder: Path, dialect: FuzzDialect, cases: int, log: pytest.LogCaptureFixture, *, readings: int = 10
+) -> tuple[Fuzz, list[Memory]]:
+    """Send ``cases``, check all that must hold after them. Returns the run and the memory before each of ``readings``
+    stretches of it, and at the end."""
+    bases = await bodies(dialect)
     memory: list[Memory] = []
-    async with running(folder, script, grace_seconds=0.02, **LIMITS) as rig:
+    engine = ScriptedEngine(script, log=folder / ENGINE_LOG, vocab=259, reply_tokens=(4, 12), max_context=LIMITS["max_context"])
+    async with running(folder, engine=engine, grace_seconds=0.02, **LIMITS) as rig:
         proxy, policy = rig.proxy, TracePolicy()
         good = await rig.session("good")
         tasks, files = len(asyncio.all_tasks()), fds()
-        fuzz, stop = Fuzz(rig, bases), asyncio.Event()
+        fuzz, stop = Fuzz(rig, dialect, bases), asyncio.Event()
 
         def numbers() -> Iterator[int]:
             for number in range(cases):
-                if number % max(1, cases // 10) == 0:
+                if number % max(1, cases // readings) == 0:
                     memory.append(Memory.now())
                 yield number
 
@@ -374,9 +361,9 @@ def _scripted(rig: Rig) -> Rig:
 def every_success_is_recorded(fuzz: Fuzz) -> None:
     """Each 2xx is a turn in the journal, and that turn is what the engine's own log says."""
     log = {call.request_id: call for call in fuzz.rig.engine_log()}
-    turns = {(s, t.call_id): t for s in {g.session_id for g in fuzz.given} for t in fuzz.rig.turns(s)}
-    for told in fuzz.given:
-        turn = turns[told.session_id, told.call_id.removeprefix("chatcmpl-")]
+    turns = {(s, t.call_id): t for s in {session for session, _ in fuzz.given} for t in fuzz.rig.turns(s)}
+    for session, told in fuzz.given:
+        turn = turns[session, told.call_id]
         call = log[turn.request_id]
         assert turn.sample.token_ids.tolist() == call.token_ids[: len(turn.sample)].tolist()
         assert turn.sample.logprobs.tolist() == call.logprobs[: len(turn.sample)].tolist()
@@ -385,28 +372,30 @@ def every_success_is_recorded(fuzz: Fuzz) -> None:
             assert (told.prompt_tokens, told.completion_tokens) == (len(call.prompt_ids), len(turn.sample))
 
 
-async def test_mutated_bodies_get_a_2xx_or_a_4xx_of_the_providers_and_leave_nothing(tmp_path, caplog):
+@EVERY
+async def test_mutated_bodies_get_a_2xx_or_a_4xx_of_the_providers_and_leave_nothing(name, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
-    fuzz, memory = await run_cases(tmp_path, 500, caplog)
-    assert fuzz.statuses[200] > 50 and fuzz.statuses[400] > 50, fuzz.statuses
+    fuzz, memory = await run_cases(tmp_path, DIALECTS[name], 150, caplog, readings=3)
+    assert fuzz.statuses[200] > 15 and fuzz.statuses[400] > 15, fuzz.statuses
     assert set(fuzz.tried) == set(mutate.MUTATORS)
     assert memory[-1].rss_kb - memory[1].rss_kb < 100_000
-    assert memory[-1].objects - memory[3].objects < 10 * 350
+    assert memory[-1].objects - memory[1].objects < 10 * 100
 
 
+@EVERY
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_ten_thousand_mutations(tmp_path, caplog):
+async def test_ten_thousand_mutations(name, tmp_path, caplog):
     """Memory: over the last seven tenths less than one object is left over for each case (the test keeps one a success),
     and less than 4 KB, where a body is 6 KB. What there is comes in steps: the allocator's, after bursts of large bodies.
     """
     cases = int(os.environ.get("POLAR_FUZZ_CASES", "10000"))
     caplog.set_level(logging.WARNING)
     began = time.monotonic()
-    fuzz, memory = await run_cases(tmp_path, cases, caplog)
+    fuzz, memory = await run_cases(tmp_path, DIALECTS[name], cases, caplog)
     kilobytes, objects = ((last - first) / (0.7 * cases) for first, last in zip(memory[3], memory[-1], strict=True))
     counts = ", ".join(f"{status}: {count}" for status, count in sorted(fuzz.statuses.items()))
-    print(f"\n{cases} cases of seed {SEED} in {time.monotonic() - began:.0f} s; {counts}")
+    print(f"\n{name}: {cases} cases of seed {SEED} in {time.monotonic() - began:.0f} s; {counts}")
     print(f"RSS {[m.rss_kb for m in memory]} KB; a case {kilobytes:.2f} KB and {objects:.2f} objects")
     assert objects < 1
     assert kilobytes < 4
@@ -419,27 +408,33 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = st.sampled_from([*mutate.KNOWN_FIELDS, "x"])
-PLAUSIBLE = st.dictionaries(FIELDS, JSON | st.just([{"role": "user", "content": "hi"}]), max_size=8)
+WORDS = sorted({word for dialect in DIALECTS.values() for word in (*dialect.words.fields, *dialect.words.inner, "x")})
+TURN = st.just([{"role": "user", "content": "hi"}]) | st.just([{"role": "user", "parts": [{"text": "hi"}]}])
+PLAUSIBLE = st.dictionaries(st.sampled_from(WORDS), JSON | TURN, max_size=8)
 
 
-def parses_or_refuses(body: bytes) -> None:
-    with suppress(BadRequest):
-        DIALECT.parse(body, Route("generate"))
+def parses_or_refuses(dialect: FuzzDialect, body: bytes) -> None:
+    for target, _ in dialect.targets:
+        with suppress(BadRequest, NotFound):
+            dialect.dialect.parse(body, dialect.route(target))
 
 
-@given(JSON | PLAUSIBLE)
+@EVERY
+@given(value=JSON | PLAUSIBLE)
 @settings(max_examples=150, deadline=None)
-def test_any_json_is_parsed_or_a_bad_request(value):
-    parses_or_refuses(json.dumps(value).encode())
+def test_any_json_is_parsed_or_a_bad_request(name, value):
+    parses_or_refuses(DIALECTS[name], json.dumps(value).encode())
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_are_parsed_or_a_bad_request(body):
-    parses_or_refuses(body)
+@EVERY
+@given(body=st.binary(max_size=60))
+def test_any_bytes_are_parsed_or_a_bad_request(name, body):
+    parses_or_refuses(DIALECTS[name], body)
 
 
-@given(st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
-def test_any_mutation_is_parsed_or_a_bad_request(seed):
-    parses_or_refuses(mutate.draw(random.Random(seed), harness_bodies()).sent().body)
+@EVERY
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_any_mutation_is_parsed_or_a_bad_request(name, seed):
+    dialect = DIALECTS[name]
+    parses_or_refuses(dialect, mutate.draw(random.Random(seed), dialect.bodies(), dialect.words).sent().body)

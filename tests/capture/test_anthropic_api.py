@@ -6,17 +6,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
 from nemo_polar.engines.script import Fault, ScriptedReply
-from nemo_polar.settings import CodecSettings
-from nemo_polar.tokens import load
-from nemo_polar.tokens.base import Codec
 from nemo_polar.types import ForkReason, Reasoning
 from tests.capture.test_calls import assert_equals_engine_log
 from tests.support.anthropic_messages import (
@@ -33,20 +27,10 @@ from tests.support.anthropic_messages import (
     text,
 )
 from tests.support.proxy import Client, running
-from tests.support.tiny import write_tiny_tokenizer
+from tests.support.tiny import thinking_codec
 
 GO: dict[str, Any] = {"role": "user", "content": "go"}
 BILLING = text("x-anthropic-billing-header: cc_version=2.1; cch=1;")
-
-
-@cache
-def thinking_codec() -> Codec:
-    """The tiny one, of a family that reasons."""
-    folder = write_tiny_tokenizer(Path(mkdtemp(prefix="polar-tiny-")))
-    shipped = Path(load.__file__).parent / "templates" / "hermes.jinja"
-    template = folder / "thinking.jinja"
-    template.write_text(shipped.read_text() + "{#- <think> -#}")
-    return load.load_codec(CodecSettings(tokenizer=str(folder), renderer="template", chat_template=str(template)))
 
 
 def written(reasoning: str | None, spoken: str, *arguments: str, then: str = "") -> str:

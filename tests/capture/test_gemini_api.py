@@ -7,35 +7,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
 from nemo_polar.engines.script import Fault, ScriptedReply
-from nemo_polar.settings import CodecSettings
-from nemo_polar.tokens import load
-from nemo_polar.tokens.base import Codec
 from nemo_polar.types import ForkReason
 from tests.capture.test_calls import assert_equals_engine_log
 from tests.support import gemini
 from tests.support.gemini import HELLO, WEATHER, chunks, function_response, joined, user
 from tests.support.proxy import Client, running
-from tests.support.tiny import write_tiny_tokenizer
+from tests.support.tiny import thinking_codec
 
 MODEL = "/v1beta/models/polar"
-
-
-@cache
-def thinking_codec() -> Codec:
-    """The tiny one, of a family that reasons."""
-    folder = write_tiny_tokenizer(Path(mkdtemp(prefix="polar-tiny-")))
-    shipped = Path(load.__file__).parent / "templates" / "hermes.jinja"
-    template = folder / "thinking.jinja"
-    template.write_text(shipped.read_text() + "{#- <think> -#}")
-    return load.load_codec(CodecSettings(tokenizer=str(folder), renderer="template", chat_template=str(template)))
 
 
 def said(reasoning: str | None, text: str, *arguments: str) -> str:

@@ -5,36 +5,20 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
 from nemo_polar.engines.scripted import Fault, ScriptedReply
-from nemo_polar.settings import CodecSettings
-from nemo_polar.tokens import load
-from nemo_polar.tokens.base import Codec
 from nemo_polar.types import ForkReason
 from tests.capture.test_calls import assert_equals_engine_log
 from tests.support.openai_responses import CLIENTS, ENCRYPTED, HI, PATCH, events, joined, output, without_reasoning
 from tests.support.proxy import Client, Rig, running
-from tests.support.tiny import write_tiny_tokenizer
+from tests.support.tiny import thinking_codec
 
 WRITE = {"type": "function", "name": "write", "description": "Write.", "parameters": {"type": "object"}}
 TOOLS = [WRITE, PATCH, {"type": "namespace", "name": "crm", "description": "", "tools": [{**WRITE, "name": "find"}]}]
 PATH = "/v1/responses"
-
-
-@cache
-def thinking_codec() -> Codec:
-    """The tiny one, of a family that reasons."""
-    folder = write_tiny_tokenizer(Path(mkdtemp(prefix="polar-tiny-")))
-    template = folder / "thinking.jinja"
-    shipped = Path(load.__file__).parent / "templates" / "hermes.jinja"
-    template.write_text(shipped.read_text() + "{#- <think> -#}")
-    return load.load_codec(CodecSettings(tokenizer=str(folder), renderer="template", chat_template=str(template)))
 
 
 class Asker:

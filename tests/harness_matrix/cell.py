@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from nemo_polar.trajectory.store import JOURNAL
 from nemo_polar.types import ForkReason, Kind
 from tests.harness_matrix import model as scripted
 from tests.harness_matrix.families import FAMILIES
+from tests.harness_matrix.lineage import trace_rows, turn_rows
 from tests.harness_matrix.scenarios import FILLER_TEXT, INSTRUCTION, LETTERS, PROBE, SCENARIOS, TASK, Scenario
 from tests.harness_matrix.tools import HARNESSES
 from tests.harness_matrix.wire import SWITCH
@@ -40,6 +42,8 @@ _ENGINE_RETRIES = 1
 _SEED = 4
 _LONG_STEPS = 3.6
 """Steps of the overflow scenario that fit: the next result is too much, while there is always room for a reply."""
+_COMPACTED_STEPS = 2.6
+"""Long steps after which a compaction is due, of the three that there are."""
 _REPLY_TOKENS = 350
 
 
@@ -67,11 +71,15 @@ async def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     """Run ``cell`` in ``folder``; the run folder is left there."""
     scenario = SCENARIOS[cell.scenario]
     tokenizer = Tokenizer.load(FAMILIES[cell.family].folder())
-    context = _CONTEXT
-    if scenario.overflows:
-        first = cell.first_prompt or (await _run(cell, PROBE, folder / "probe", _CONTEXT, tokenizer)).first_prompt
-        context = first + int(_LONG_STEPS * _tokens_of_a_step(tokenizer)) + HARNESSES[cell.harness].reserve
-    ran = await _run(cell, scenario, folder / "run", context, tokenizer)
+    context, options, toolset = _CONTEXT, dict[str, Any](), HARNESSES[cell.harness]
+    if scenario.overflows or scenario.compacts:
+        first = cell.first_prompt or (await _run(cell, PROBE, folder / "probe", _CONTEXT, tokenizer, {})).first_prompt
+        used = first + int((_LONG_STEPS if scenario.overflows else _COMPACTED_STEPS) * _tokens_of_a_step(tokenizer))
+        if scenario.compacts and toolset.compact_option is not None:
+            options = {toolset.compact_option: used}
+        else:
+            context = used + toolset.reserve + (toolset.compact_room if scenario.compacts else 0)
+    ran = await _run(cell, scenario, folder / "run", context, tokenizer, options)
     return {**asdict(cell), **ran.row(), "context": context, "context_used": round(ran.journal.longest / context, 3)}
 
 
@@ -121,6 +129,8 @@ class _Ran:
             "malformed_calls": report["malformed_calls"],
             "failed_calls": report["failed_calls"],
             "findings": report["findings"],
+            "trace_list": [trace_rows(t.traces) for t in trajectories],
+            "turn_list": self.journal.lines,
             "statuses": [t.status.value for t in trajectories],
             "errors": [t.error for t in trajectories if t.error],
             "final_messages": [t.final_message for t in trajectories],
@@ -137,7 +147,7 @@ class _Ran:
         }
 
 
-async def _run(cell: Cell, scenario: Scenario, out: Path, context: int, tokenizer: Tokenizer) -> _Ran:
+async def _run(cell: Cell, scenario: Scenario, out: Path, context: int, tokenizer: Tokenizer, options: dict[str, Any]) -> _Ran:
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     harness: Harness = registry.resolve("harnesses", cell.harness)()
@@ -148,8 +158,8 @@ async def _run(cell: Cell, scenario: Scenario, out: Path, context: int, tokenize
     model = scripted.Model(writer, HARNESSES[cell.harness], scenario, SWITCH, seed=_SEED, engine_tries=_ENGINE_RETRIES + 1)
     scripted.install(model)
     before, began = _cpu(), time.monotonic()
-    finished = await Run(check(_settings(cell, scenario, out, context, len(tokenizer)))).run()
-    journal = _read_journal(out)
+    finished = await Run(check(_settings(cell, scenario, out, context, len(tokenizer), options))).run()
+    journal = _read_journal(out, model.kinds)
     return _Ran(
         finished,
         harness,
@@ -162,7 +172,7 @@ async def _run(cell: Cell, scenario: Scenario, out: Path, context: int, tokenize
     )
 
 
-def _settings(cell: Cell, scenario: Scenario, out: Path, context: int, vocab: int) -> RunSettings:
+def _settings(cell: Cell, scenario: Scenario, out: Path, context: int, vocab: int, options: dict[str, Any]) -> RunSettings:
     task = {
         "id": TASK,
         "instruction": INSTRUCTION,
@@ -182,7 +192,7 @@ def _settings(cell: Cell, scenario: Scenario, out: Path, context: int, vocab: in
             "seconds": cell.seconds + 100,
             "retries": 0,
             "env": {"tasks": [str(tasks)], "budget": {"seconds": cell.seconds, "turns": 60}},
-            "harness": {"name": cell.harness},
+            "harness": {"name": cell.harness, "options": options},
             "sandbox": {"name": "tests.harness_matrix.wire:WireSandbox", "toolchain": cell.toolchain},
             "engine": {
                 "name": "scripted",
@@ -209,15 +219,19 @@ class _Journal:
     dialects: set[str] = field(default_factory=set)
     differences: list[str] = field(default_factory=list)
     """In what the rollouts' first prompts differ."""
+    lines: list[list[dict[str, Any]]] = field(default_factory=list)
+    """See ``lineage.turn_rows``; a session each."""
 
 
-def _read_journal(out: Path) -> _Journal:
+def _read_journal(out: Path, kinds: Mapping[str, Kind]) -> _Journal:
+    """``kinds``: what the model took its calls for, by request id."""
     found = _Journal()
     with JournalReader(out / JOURNAL) as journal:
         for session in journal.sessions():
             turns = journal.turns(session.id)
             found.first_prompts += [t.prompt_len for t in turns if t.parent is None and t.tools_key][:1]
             found.longest = max(found.longest, *(t.prompt_len + len(t.sample) for t in turns), 0)
+            found.lines.append(turn_rows(turns, kinds))
             found.dialects |= {call.dialect for call in journal.calls(session.id)}
         found.differences = [str(difference) for difference in prompt_differences(journal)]
     return found

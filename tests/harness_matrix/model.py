@@ -20,14 +20,13 @@ import numpy as np
 from nemo_polar.engines.base import GenerateRequest
 from nemo_polar.engines.script import Fault as EngineFault
 from nemo_polar.engines.script import ScriptedReply
-from nemo_polar.types import FinishReason, TokenIds, as_ids
+from nemo_polar.types import FinishReason, Kind, TokenIds, as_ids
 from tests.harness_matrix.conversation import Conversation
-from tests.harness_matrix.scenarios import Act, Fault, ReadFile, Scenario, Shell, Step, Write
+from tests.harness_matrix.scenarios import SUMMARY_MARK, Act, Delegate, Fault, ReadFile, Scenario, Shell, Step, Write
 from tests.harness_matrix.tools import Tool, Toolset
 from tests.harness_matrix.wire import Switch
 from tests.harness_matrix.writer import Call, Writer
 
-_SUMMARY = "Summary of what was done: "
 _TRIES = 3
 """How often a step is said before the model gives it up."""
 _CUT_BYTES = 420
@@ -39,7 +38,8 @@ _WIRE_FAULTS = {Fault.WIRE_429: 429, Fault.WIRE_500: 500}
 @dataclass(slots=True)
 class _Session:
     fired: set[int] = field(default_factory=set)
-    tries: Counter[int] = field(default_factory=Counter)
+    tries: Counter[tuple[str | None, int]] = field(default_factory=Counter)
+    """By sub-agent's part and step."""
     failing: list[EngineFault] = field(default_factory=list)
     """What the engine's next answers are."""
     marks: list[str] = field(default_factory=list)
@@ -47,6 +47,8 @@ class _Session:
     prompt: TokenIds = field(default_factory=lambda: as_ids([]))
     said: list[int] = field(default_factory=list)
     """The last reply in full, for a proxy that goes on in the middle of it."""
+    kind: Kind = Kind.MAIN
+    """What that reply was."""
 
 
 class Model:
@@ -61,37 +63,56 @@ class Model:
         self._sessions: dict[str, _Session] = {}
         self.happened: list[str] = []
         """The faults that took place, in their order."""
+        self.kinds: dict[str, Kind] = {}
+        """By request id, what the model took each call for. It knows what the proxy has to work out."""
 
     def __call__(self, request: GenerateRequest) -> ScriptedReply:
         session = self._sessions.setdefault(request.session_id, _Session())
         if session.failing:
             return ScriptedReply(token_ids=[], fault=session.failing.pop(0))
         rest = _rest(session, request.prompt_ids)
-        if rest is not None:
-            return ScriptedReply(token_ids=rest)
-        reply = self._reply(session, Conversation.read(self._writer.tokenizer.decode(request.prompt_ids)))
-        session.prompt, session.said = request.prompt_ids, list(reply.token_ids or ())
+        if rest is None:
+            reply = self._reply(session, Conversation.read(self._writer.tokenizer.decode(request.prompt_ids)))
+            session.prompt, session.said = request.prompt_ids, list(reply.token_ids or ())
+        else:
+            reply = ScriptedReply(token_ids=rest)
+        self.kinds[request.request_id] = session.kind
         return reply
 
     def _reply(self, session: _Session, seen: Conversation) -> ScriptedReply:
         every = [act for step in self._scenario.steps for act in step.acts]
         session.marks += [act.mark for act in every if act.mark not in session.marks and seen.done(act)]
-        asked = "summar" in seen.last_word.lower() and _SUMMARY not in seen.last_word
+        asked = seen.asks_for_a_summary and SUMMARY_MARK not in seen.last_word
         if asked or not seen.has_tools(self._toolset):
-            return self._speak(seen, _SUMMARY + "; ".join(session.marks) if session.marks else "A short title")
-        for number, step in enumerate(self._scenario.steps):
+            session.kind = Kind.COMPACTION if session.marks else Kind.AUXILIARY
+            return self._speak(seen, self._summary(session, seen) if session.marks else "A short title")
+        part = None if self._scenario.compacts else seen.part
+        session.kind = Kind.MAIN if part is None else Kind.SUBAGENT
+        steps = self._scenario.steps if part is None else Delegate(part).steps
+        for number, step in enumerate(steps):
             missing = [act for act in step.acts if not seen.done(act)]
-            if missing and session.tries[number] < _TRIES:
-                return self._step(session, seen, number, step, missing)
+            if missing and session.tries[part, number] < _TRIES:
+                return self._step(session, seen, part, number, step, missing)
+        if part is not None:
+            return self._speak(seen, Delegate(part).report)
         if self._toolset.submit is not None:
             return self._speak(seen, self._scenario.final, [self._shell(seen, self._toolset.submit)])
         return self._speak(seen, self._scenario.final)
 
-    def _step(self, session: _Session, seen: Conversation, number: int, step: Step, missing: list[Act]) -> ScriptedReply:
-        fault = None if number in session.fired else self._scenario.faults.get(number)
-        session.fired.add(number)
+    def _summary(self, session: _Session, seen: Conversation) -> str:
+        """Of what was seen; wrapped as the harness wants it where compaction is to go well, bare where it is a fault."""
+        text, tag = SUMMARY_MARK + "; ".join(session.marks), self._toolset.summary_tag
+        wrapped = self._scenario.compacts and tag is not None
+        return f"<analysis>\nAll clear.\n</analysis>\n\n<{tag}>\n{text}\n</{tag}>" if wrapped else text
+
+    def _step(
+        self, session: _Session, seen: Conversation, part: str | None, number: int, step: Step, missing: list[Act]
+    ) -> ScriptedReply:
+        fault = None if part is not None or number in session.fired else self._scenario.faults.get(number)
+        if part is None:
+            session.fired.add(number)
         self.happened += [] if fault is None else [fault.value]
-        session.tries[number] += fault is None
+        session.tries[part, number] += fault is None
         acts = missing if self._toolset.parallel else missing[:1]
         calls = [self._call(seen, act) for act in acts]
         if fault is Fault.EMPTY:
@@ -132,8 +153,21 @@ class Model:
         if isinstance(act, ReadFile):
             tool = seen.offered(self._toolset.read)
             return self._shell(seen, f"cat {act.path}") if tool is None else self._made(tool, act.path)
+        if isinstance(act, Delegate):
+            return self._delegated(seen, act)
         assert isinstance(act, Shell)
         return self._shell(seen, act.command)
+
+    def _delegated(self, seen: Conversation, act: Delegate) -> Call:
+        """Start the sub-agent; where that does not wait for its report, the next call does."""
+        tool, wait = seen.offered(self._toolset.agent), self._toolset.wait
+        assert tool is not None
+        started = any(role == "assistant" and act.prompt in text for role, text in seen.turns)
+        if started and wait is not None:
+            all_of_them = [a for step in self._scenario.steps for a in step.acts if isinstance(a, Delegate)]
+            at = all_of_them.index(act)
+            return self._made(wait, seen.found(self._toolset.agent_id)[at : at + 1])
+        return self._made(tool, act.prompt)
 
     def _shell(self, seen: Conversation, command: str) -> Call:
         tool = seen.offered(self._toolset.shell)

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.harness_matrix.scenarios import SCENARIOS
+from tests.harness_matrix.lineage import misjudged, misplaced
+from tests.harness_matrix.scenarios import SCENARIOS, Delegate
 
 RAN, MISSING, CRASHED = "ran", "not installed", "crashed"
 _ENDS = {"completed", "harness_error"}
@@ -32,7 +33,7 @@ def broken(row: Mapping[str, Any]) -> list[str]:
             found.append(f"ended as {status}: {error}")
     if row["counters"].get("failed_unforeseen"):
         found.append("the proxy failed in an unforeseen way; see polar.log")
-    return found + (_plain(row) if row["scenario"] == "plain" else _happened(row))
+    return found + _BY_SCENARIO.get(row["scenario"], _happened)(row)
 
 
 def _plain(row: Mapping[str, Any]) -> list[str]:
@@ -59,3 +60,36 @@ def _happened(row: Mapping[str, Any]) -> list[str]:
         return [] if "400" in row["http"] or compacted else ["the context was not used up, and nothing was compacted"]
     first = next(iter(SCENARIOS[row["scenario"]].faults.values()))
     return [] if first.value in row["faults"] else [f"the fault {first.value} did not take place"]
+
+
+def _subagent(row: Mapping[str, Any]) -> list[str]:
+    due = sum(isinstance(act, Delegate) for step in SCENARIOS["subagent"].steps for act in step.acts)
+    began = sum(turn["is"] == "subagent" and turn["parent"] is None for turns in row["turn_list"] for turn in turns)
+    found = [] if began == due else [f"{began} sub-agents began, should be {due}"]
+    if row["main_traces"] != [1]:
+        found.append(f"main traces: {row['main_traces']}, should be one")
+    if row["forks"]:
+        found.append(f"forks: {row['forks']}")
+    return found + _lineage(row)
+
+
+def _compaction(row: Mapping[str, Any]) -> list[str]:
+    summed_up = any(turn["is"] == "compaction" for turns in row["turn_list"] for turn in turns)
+    return ([] if summed_up else ["nothing was compacted"]) + _lineage(row)
+
+
+def _lineage(row: Mapping[str, Any]) -> list[str]:
+    """Kinds and parents are right, all of it is trained but for side calls, and the task was done to its end."""
+    found: list[str] = []
+    for turns, traces in zip(row["turn_list"], row["trace_list"], strict=True):
+        found += misjudged(turns) + misplaced(turns, traces)
+    if masked := {reason: n for reason, n in row["masked"].items() if reason != "auxiliary"}:
+        found.append(f"masked: {masked}")
+    if set(row["statuses"]) != {"completed"}:
+        found.append(f"ended as {row['statuses']}: {row['errors']}")
+    if set(row["rewards"]) != {1.0}:
+        found.append(f"letters.txt is not what the model wrote (rewards {row['rewards']})")
+    return found
+
+
+_BY_SCENARIO = {"plain": _plain, "subagent": _subagent, "compaction": _compaction}

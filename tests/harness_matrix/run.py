@@ -21,7 +21,8 @@ from nemo_polar.harnesses.base import Harness
 from tests.harness_matrix import table
 from tests.harness_matrix.cell import Cell
 from tests.harness_matrix.rules import CRASHED, MISSING, RAN, broken
-from tests.harness_matrix.scenarios import SCENARIOS
+from tests.harness_matrix.scenarios import SCENARIOS, Scenario
+from tests.harness_matrix.tools import HARNESSES, Toolset
 
 _GRACE_SECONDS = 130
 """For all of a cell but its harness."""
@@ -31,12 +32,18 @@ Say = Callable[[str], None]
 
 
 def plan(harnesses: Sequence[str], scenarios: Sequence[str], families: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Harness, scenario and family of each cell. The plain scenario with every family, the others with the first.
+    """Harness, scenario and family of each cell. The plain scenario with every family, the others with the first; those with
+    sub-agents or a compaction with the harnesses that have such.
 
     A harness's plain cells come first: they tell how long its first prompt is.
     """
-    cells = [(h, s, f) for s in scenarios for h in harnesses for f in (families if s == "plain" else families[:1])]
-    return sorted(cells, key=lambda cell: (cell[1] != "plain", SCENARIOS[cell[1]].overflows))
+    met = [(h, s) for s in scenarios for h in harnesses if _meet(HARNESSES[h], SCENARIOS[s])]
+    cells = [(h, s, f) for h, s in met for f in (families if s == "plain" else families[:1])]
+    return sorted(cells, key=lambda cell: (cell[1] != "plain", SCENARIOS[cell[1]].overflows or SCENARIOS[cell[1]].compacts))
+
+
+def _meet(toolset: Toolset, scenario: Scenario) -> bool:
+    return (toolset.compacts or not scenario.compacts) and (bool(toolset.agent) or not scenario.delegates)
 
 
 @dataclass(slots=True)

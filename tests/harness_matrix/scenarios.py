@@ -19,6 +19,10 @@ INSTRUCTION = (
     "<b>."
 )
 INSTRUCTION_MARK = "Work through the steps of the matrix"
+SUMMARY_MARK = "Summary of what was done: "
+"""How every summary begins."""
+PART_MARK = "Do the delegated part"
+"""How a sub-agent's task begins, whose name follows."""
 
 LETTERS = (
     "Ünïcödé: 日本語 · 🙂👩\u200d👩\u200d👧 · e\u0301 (combining) · שלום مرحبا (RTL) · line\u2028separator · tab\there · "
@@ -75,7 +79,33 @@ class ReadFile:
     """A piece of what the file holds."""
 
 
-Act = Shell | Write | ReadFile
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """Have a sub-agent do the part of the scenario that has this name, and report."""
+
+    part: str
+
+    @property
+    def prompt(self) -> str:
+        """What it is told."""
+        return f"{PART_MARK} {self.part}: print both of its marks, one after the other, then report."
+
+    @property
+    def report(self) -> str:
+        return f"The report of part {self.part} is here: both marks were printed."
+
+    @property
+    def mark(self) -> str:
+        return self.report
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What the sub-agent does before it reports."""
+        first, second = (shell(f"{self.part}-{k}") for k in (1, 2))
+        return Step((first,), text=f"Part {self.part}.", thought=_THOUGHT), Step((second,), text="")
+
+
+Act = Shell | Write | ReadFile | Delegate
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +128,10 @@ class Scenario:
     rollouts: int = 1
     overflows: bool = False
     """The context is made so short that it is used up after several steps."""
+    compacts: bool = False
+    """The harness is made to compact its history after three long steps."""
+    delegates: bool = False
+    """Sub-agents do parts of it."""
     final: str = "\n\n All of it is done: every mark was printed. 👍 \n"
 
 
@@ -135,7 +169,20 @@ FILLER = "seq 10000 11499 | paste -d' ' - - - - - - - - - -"
 """Prints 9000 characters, mostly digits, which are a token each: more than harnesses keep free for a reply, and less
 than they cut from a result."""
 FILLER_TEXT = "\n".join(" ".join(str(n) for n in range(line, line + 10)) for line in range(10000, 11500, 10)) + "\n"
+_DELEGATED = (
+    Step((shell("1"),), text="First.", thought=_THOUGHT),
+    Step((Delegate("alpha"),), text="Somebody else may do this one."),
+    Step((Write(f"{WORKDIR}/letters.txt", LETTERS),), text="", thought=_THOUGHT),
+    Step((Delegate("beta"), Delegate("gamma")), text="Two at once."),
+    Step((shell("5"),), text="Last.\n"),
+)
 _LONG = tuple(Step((shell(str(k), f"{FILLER}; "),), text="More.", thought=_THOUGHT) for k in range(1, 9))
+_COMPACTED = (
+    *_LONG[:3],
+    Step((Write(f"{WORKDIR}/letters.txt", LETTERS),), text="On with it.", thought=_THOUGHT),
+    Step((shell("5"),), text="Fifth."),
+    Step((shell("6"),), text=""),
+)
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
@@ -147,7 +194,9 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("dropped", _SHORT, {1: Fault.ENGINE_CUT, 3: Fault.CLIENT_CUT}),
         Scenario("429", _SHORT, {1: Fault.WIRE_429, 3: Fault.ENGINE_429}),
         Scenario("500", _SHORT, {1: Fault.WIRE_500, 3: Fault.ENGINE_500}),
+        Scenario("subagent", _DELEGATED, delegates=True),
         Scenario("overflow", _LONG, overflows=True),
+        Scenario("compaction", _COMPACTED, compacts=True),
     )
 }
 PROBE = Scenario("probe", ())

@@ -120,6 +120,11 @@ def test_each_rule_can_be_broken(wrong: dict[str, Any]) -> None:
 
 
 def test_every_harness_meets_every_scenario_and_plain_meets_every_family() -> None:
-    cells = plan(["a", "b"], list(SCENARIOS), ["x", "y"])
+    cells = plan(["codex", "claude_code"], list(SCENARIOS), ["x", "y"])
     assert len(cells) == len(set(cells)) == 2 * (len(SCENARIOS) - 1 + 2)
-    assert {cell[1] for cell in cells[:4]} == {"plain"} and {cell[1] for cell in cells[-2:]} == {"overflow"}
+    assert {cell[1] for cell in cells[:4]} == {"plain"} and {cell[1] for cell in cells[-4:]} == {"overflow", "compaction"}
+
+
+def test_only_a_harness_with_sub_agents_or_compaction_meets_those_scenarios() -> None:
+    cells = plan(["mini_swe_agent", "pi", "codex"], ["subagent", "compaction"], ["x"])
+    assert cells == [("codex", "subagent", "x"), ("pi", "compaction", "x"), ("codex", "compaction", "x")]

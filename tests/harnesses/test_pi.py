@@ -57,6 +57,21 @@ def test_the_model_is_reached_only_through_the_endpoint() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("api", "dialect", "url"),
+    [
+        ("openai-completions", "openai_chat", "http://127.0.0.1:8080/v1"),
+        ("openai-responses", "openai_responses", "http://127.0.0.1:8080/v1"),
+        ("anthropic-messages", "anthropic", "http://127.0.0.1:8080"),
+        ("google-generative-ai", "gemini", "http://127.0.0.1:8080/v1beta"),
+    ],
+)
+def test_it_speaks_the_api_that_is_asked_for(api: str, dialect: str, url: str) -> None:
+    [provider] = json.loads(plan(api=api).files[MODELS])["providers"].values()
+    assert (provider["api"], provider["baseUrl"]) == (api, url) and Pi.dialect_for({"api": api}) == dialect
+    assert Pi.dialect_for({}) == Pi.dialect
+
+
 def test_the_secret_is_neither_on_the_command_line_nor_in_the_environment() -> None:
     made = plan()
     assert "the-secret" not in " ".join([*made.argv, *made.env.values()])
@@ -88,10 +103,11 @@ def test_options_become_flags() -> None:
         assert flag in line
     assert json.loads(made.files[MODELS])["providers"]["polar"]["models"][0]["reasoning"] is True
     assert "--no-tools" in plan(tools=[]).argv
+    assert plan(skills={"calc": "text"}).files[f"{HOME}/.pi/agent/skills/calc/SKILL.md"] == b"text"
     assert json.loads(plan(settings={"retry": {"enabled": False}}).files[SETTINGS])["retry"] == {"enabled": False}
 
 
-@pytest.mark.parametrize(("option", "value"), [("tool", ["read"]), ("mode", "rpc"), ("thinking", "a lot"), ("extra_args", "x")])
+@pytest.mark.parametrize(("option", "value"), [("tool", ["read"]), ("mode", "rpc"), ("thinking", "a lot"), ("api", "chat")])
 def test_a_wrong_option_is_named(option: str, value: object) -> None:
     with pytest.raises(HarnessError, match=option):
         plan(**{option: value})

@@ -4,13 +4,15 @@
 
 ``python -m tests.support.recording [NAME]...`` makes them again: each harness runs in a local sandbox against the proxy with a
 scripted engine. Made by harnesses inside a sandbox, they name no path, host or secret of the machine they were made on. Those
-with long prompts are told to take a short one and fewer tools; the shape of what they send is the same.
+with long prompts are told to take a short one and fewer tools; the shape of what they send is the same. The one thing of the
+host that a harness tells, the release of its kernel, is written over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -32,6 +34,7 @@ from tests.support.proxy import Client, running
 from tests.support.sandboxes import local_sandbox
 
 CONTEXT = 1_000_000
+KERNEL = b"6.1.0"
 FOLDER = Path(__file__).parents[1] / "data" / "requests"
 ODD = "tab\t 'quotes' \"double\" \\ é 漢字 🙂 <|endoftext|>"
 NASTY = ODD + " <|im_end|> </tool_call>"
@@ -47,7 +50,7 @@ def _call(name: str, **arguments: object) -> str:
 
 
 _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-_BASH = ("bash", "terminal", "run_shell_command")
+_BASH = ("bash", "terminal", "run_shell_command", "Bash", "exec_command")
 _UNCLOSED = {name: f'<tool_call>\n{{"name": "{name}", "arguments": {{"command": "ls"\n</tool_call>' for name in _BASH}
 _SHORT = {"system_prompt": "Be brief."}
 _QWEN_TOOLS = [
@@ -125,6 +128,21 @@ RECORDINGS: dict[str, Recording] = {
         _runs("run_shell_command", "write_file", "file_path", "content", "read_file"),
         {**_SHORT, "without_tools": _GEMINI_TOOLS, "subagents": False},
     ),
+    "codex": Recording(
+        "codex",
+        [
+            [
+                "I will look.\n" + _call("exec_command", cmd="echo hi > a.txt; ls -a"),
+                _call("exec_command", cmd=f"printf '%s' {json.dumps(ODD, ensure_ascii=False)}")
+                + "\n"
+                + _call("view_image", path="/workspace/a.txt"),
+                "It is done.",
+            ],
+            [_call("nope", x=1), _UNCLOSED["exec_command"], _call("exec_command", cmd="seq 1 200; exit 3"), "It is done."],
+        ],
+        {**_SHORT, "effort": "high"},
+    ),
+    "claude_code": Recording("claude_code", _runs("Bash", "Write", "file_path", "content", "Read"), _SHORT),
     "opencode": Recording("opencode", _OPENCODE, _OPENCODE_OPTIONS),
     "opencode_openai_responses": Recording("opencode", _OPENCODE, {**_OPENCODE_OPTIONS, "api": "openai_responses"}),
     "opencode_anthropic": Recording("opencode", _OPENCODE, {**_OPENCODE_OPTIONS, "api": "anthropic"}),
@@ -208,6 +226,7 @@ def main(names: Sequence[str]) -> None:
             instruction = f"Task {number}: write a.txt.\n{NASTY}"
             bodies += asyncio.run(record(recording.harness, instruction, replies, recording.options))
         assert all(b"\n" not in body for body in bodies)
+        bodies = [body.replace(platform.release().encode(), KERNEL) for body in bodies]
         (FOLDER / f"{name}.jsonl").write_bytes(b"".join(body + b"\n" for body in bodies))
         print(f"{name}: {len(bodies)} requests, {sum(map(len, bodies))} bytes")
 

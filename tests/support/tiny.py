@@ -15,6 +15,7 @@ from nemo_polar.settings import CodecSettings
 from nemo_polar.tokens.base import Codec
 from nemo_polar.tokens.load import load_codec
 
+HERMES = Path(load_codec.__code__.co_filename).parent / "templates" / "hermes.jinja"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -36,5 +37,13 @@ def write_tiny_tokenizer(folder: Path) -> Path:
 def tiny_codec(**settings) -> Codec:
     """One codec a process over that tokenizer and the hermes template."""
     folder = write_tiny_tokenizer(Path(mkdtemp(prefix="polar-tiny-")))
-    template = Path(load_codec.__code__.co_filename).parent / "templates" / "hermes.jinja"
-    return load_codec(CodecSettings(tokenizer=str(folder), renderer="template", chat_template=str(template), **settings))
+    return load_codec(CodecSettings(tokenizer=str(folder), renderer="template", chat_template=str(HERMES), **settings))
+
+
+@cache
+def thinking_codec() -> Codec:
+    """The tiny one, of a family that reasons: what tells such a family is a template that names its marks."""
+    folder = write_tiny_tokenizer(Path(mkdtemp(prefix="polar-tiny-")))
+    template = folder / "thinking.jinja"
+    template.write_text(HERMES.read_text() + "{#- <think> -#}")
+    return load_codec(CodecSettings(tokenizer=str(folder), renderer="template", chat_template=str(template)))

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import anthropic
 import pytest
-from aiohttp import web
 from anthropic import Anthropic, AsyncAnthropic
 from anthropic.types import Message as SdkMessage
 from anthropic.types import MessageTokensCount, ModelInfo, RawMessageStreamEvent
@@ -27,90 +25,27 @@ from nemo_polar.errors import (
     Unauthorized,
     Unavailable,
 )
-from nemo_polar.types import FinishReason, Message, ModelCall, Reasoning, Reply, Role, Text, ToolCall, ToolResult
-from nemo_polar.wire.recognise import match
+from nemo_polar.types import FinishReason, Message, Reasoning, Role, Text, ToolCall, ToolResult
 from tests.support.anthropic_messages import DIALECT, SHOWN, WEATHER, events, parse, reply, request, result, streamed, use
-from tests.support.openai_chat import deltas
+from tests.support.sdk_server import SECRET, ScriptedServer, serving
 
-SECRET = "s3cret"
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 ASK: dict[str, Any] = {"model": "polar", "max_tokens": 100, "messages": HELLO}
 TOOLS: list[Any] = [WEATHER]
 
 
-@dataclass
-class ScriptedProxy:
-    """Answers with one scripted reply, or one scripted error, through the dialect."""
+@pytest.fixture
+async def proxy() -> AsyncIterator[ScriptedServer]:
+    async with serving(DIALECT, reply(Text("Héllo\u2028!"))) as server:
+        yield server
 
-    answer: Reply = field(default_factory=lambda: reply(Text("Héllo\u2028!")))
-    error: CallError | None = None
-    error_after: int | None = None
-    """Send so many deltas, then the error as an event."""
-    calls: list[ModelCall] = field(default_factory=list)
-    retries: list[bool] = field(default_factory=list)
-    port: int = 0
 
-    async def handle(self, http: web.Request) -> web.StreamResponse:
-        self.retries.append(DIALECT.is_retry(http.headers))
-        try:
-            found = match([DIALECT], http.method, http.path, http.headers, http.query)
-            if found is None:
-                raise NotFound(f"There is no {http.path}.")
-            if DIALECT.secret(http.headers, http.query) != SECRET:
-                raise Unauthorized("The API key is not valid.")
-            route = found[1]
-            if route.kind == "models":
-                return self.json(DIALECT.models(["polar", "org/name"], 5, 4096))
-            if route.kind == "model":
-                return self.json(DIALECT.model(route.model or "", 5, 4096))
-            call = DIALECT.parse(await http.read(), route).call
-            self.calls.append(call)
-            if self.error is not None and self.error_after is None:
-                raise self.error
-            if route.kind == "count_tokens":
-                return self.json(DIALECT.count(self.answer.usage.prompt_tokens))
-            return await self.stream(http, call) if call.stream else self.json(DIALECT.reply(call, self.answer))
-        except CallError as exc:
-            status, headers, body = DIALECT.error(exc)
-            return web.Response(status=status, headers=headers, body=body, content_type="application/json")
-
-    def json(self, body: bytes) -> web.Response:
-        return web.Response(body=body, content_type="application/json")
-
-    async def stream(self, http: web.Request, call: ModelCall) -> web.StreamResponse:
-        encoder = DIALECT.stream(call, self.answer.id, self.answer.created, self.answer.model, self.answer.usage.prompt_tokens)
-        response = web.StreamResponse(headers={"Content-Type": encoder.content_type})
-        await response.prepare(http)
-        await response.write(encoder.start() + encoder.keep_alive())
-        for i, delta in enumerate(deltas(self.answer.message)):
-            if self.error is not None and i == self.error_after:
-                await response.write(encoder.error(self.error))
-                return response
-            await response.write(encoder.delta(delta))
-            await response.write(encoder.keep_alive())
-        await response.write(encoder.finish(self.answer))
-        return response
+def options(proxy: ScriptedServer) -> dict[str, Any]:
+    return {"base_url": proxy.url, "api_key": SECRET, "max_retries": 0, "timeout": 20}
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[ScriptedProxy]:
-    scripted = ScriptedProxy()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", scripted.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    scripted.port = runner.addresses[0][1]
-    yield scripted
-    await runner.cleanup()
-
-
-def options(proxy: ScriptedProxy) -> dict[str, Any]:
-    return {"base_url": f"http://127.0.0.1:{proxy.port}", "api_key": SECRET, "max_retries": 0, "timeout": 20}
-
-
-@pytest.fixture
-async def client(proxy: ScriptedProxy) -> AsyncIterator[AsyncAnthropic]:
+async def client(proxy: ScriptedServer) -> AsyncIterator[AsyncAnthropic]:
     async with AsyncAnthropic(**options(proxy)) as opened:
         yield opened
 
@@ -138,7 +73,7 @@ def assert_everything(got: Any) -> None:
     assert (usage.output_tokens, usage.output_tokens_details.thinking_tokens) == (7, 3)
 
 
-async def goes_on(proxy: ScriptedProxy, client: AsyncAnthropic, got: Any) -> None:
+async def goes_on(proxy: ScriptedServer, client: AsyncAnthropic, got: Any) -> None:
     """The client's own dump of an answer is a legal next request, and is read as the reply that it was."""
     results: Any = {"role": "user", "content": [result("call_2", "sun"), result("call_1", "rain")]}
     talk = [*HELLO, {"role": "assistant", "content": got.content}, results]

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 
 import aiohttp
 import orjson
 import pytest
-from aiohttp import web
 
 from nemo_polar.errors import (
     BadRequest,
@@ -25,10 +23,10 @@ from nemo_polar.errors import (
     Unavailable,
 )
 from nemo_polar.tokens.canonical import message_digest, reasoning_digest
-from nemo_polar.types import FinishReason, Message, ModelCall, Reasoning, Reply, Role, Text, TokenLogProb, ToolCall, ToolResult
-from nemo_polar.wire.recognise import match
+from nemo_polar.types import FinishReason, Message, Reasoning, Role, Text, TokenLogProb, ToolCall, ToolResult, Usage
 from tests.support.gemini import DIALECT, HELLO
-from tests.support.openai_chat import deltas, reply
+from tests.support.openai_chat import reply
+from tests.support.sdk_server import SECRET, ScriptedServer, serving
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -37,7 +35,6 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession")
 
-SECRET = "s3cret"
 MODEL = "polar"
 PLACE = {"type": "OBJECT", "properties": {"place": {"type": "STRING"}}, "required": ["place"]}
 TOOL = types.Tool(
@@ -61,77 +58,15 @@ CONFIG = types.GenerateContentConfig(
 LOGPROBS = tuple(TokenLogProb(t, t.encode(), -0.25 * i) for i, t in enumerate(["Hé", "llo", "!"] * 20))
 
 
-@dataclass
-class ScriptedProxy:
-    """Answers with scripted replies (the last one again and again), or one scripted error, through the dialect."""
-
-    answers: Sequence[Reply] = field(default_factory=lambda: [reply(Text("Héllo\u2028!"))])
-    error: CallError | None = None
-    error_after: int | None = None
-    """Send so many deltas, then the error as a chunk."""
-    calls: list[ModelCall] = field(default_factory=list)
-    port: int = 0
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        try:
-            found = match([DIALECT], request.method, request.path, request.headers, request.query)
-            if found is None:
-                raise NotFound(f"There is no {request.path}.")
-            if DIALECT.secret(request.headers, request.query) != SECRET:
-                raise Unauthorized("The API key is not valid.")
-            route = found[1]
-            if route.kind == "models":
-                return web.Response(body=DIALECT.models(["polar", "org/name"], 5, 4096), content_type="application/json")
-            if route.kind == "model":
-                return web.Response(body=DIALECT.model(route.model or "", 5, 4096), content_type="application/json")
-            call = DIALECT.parse(await request.read(), route).call
-            self.calls.append(call)
-            if self.error is not None and self.error_after is None:
-                raise self.error
-            if route.kind == "count_tokens":
-                return web.Response(body=DIALECT.count(42), content_type="application/json")
-            answer = self.answers[min(len(self.calls), len(self.answers)) - 1]
-            if not call.stream:
-                return web.Response(body=DIALECT.reply(call, answer), content_type="application/json")
-            return await self.stream(request, call, answer)
-        except CallError as exc:
-            status, headers, body = DIALECT.error(exc)
-            return web.Response(status=status, headers=headers, body=body, content_type="application/json")
-
-    async def stream(self, request: web.Request, call: ModelCall, answer: Reply) -> web.StreamResponse:
-        encoder = DIALECT.stream(call, answer.id, answer.created, answer.model, answer.usage.prompt_tokens)
-        response = web.StreamResponse(headers={"Content-Type": encoder.content_type})
-        await response.prepare(request)
-        await response.write(encoder.start() + encoder.keep_alive())
-        for i, delta in enumerate(deltas(answer.message)):
-            if self.error is not None and i == self.error_after:
-                await response.write(encoder.error(self.error))
-                return response
-            await response.write(encoder.delta(delta))
-            await response.write(encoder.keep_alive())
-        await response.write(encoder.finish(answer))
-        return response
+@pytest.fixture
+async def proxy() -> AsyncIterator[ScriptedServer]:
+    async with serving(DIALECT, reply(Text("Héllo\u2028!"))) as server:
+        yield server
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[ScriptedProxy]:
-    scripted = ScriptedProxy()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", scripted.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    scripted.port = runner.addresses[0][1]
-    yield scripted
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def client(proxy: ScriptedProxy) -> AsyncIterator[genai.Client]:
-    opened = genai.Client(
-        api_key=SECRET, http_options=types.HttpOptions(base_url=f"http://127.0.0.1:{proxy.port}", timeout=20_000)
-    )
+async def client(proxy: ScriptedServer) -> AsyncIterator[genai.Client]:
+    opened = genai.Client(api_key=SECRET, http_options=types.HttpOptions(base_url=proxy.url, timeout=20_000))
     yield opened
     await opened.aio.aclose()
     opened.close()
@@ -151,7 +86,7 @@ def same_line(said: Message, back: Message) -> bool:
 
 
 async def test_a_whole_answer(proxy, client):
-    proxy.answers = [EVERYTHING]
+    proxy.answer = EVERYTHING
     got = await client.aio.models.generate_content(model=MODEL, contents="weather?", config=CONFIG)
     (candidate,) = got.candidates
     assert (got.response_id, got.model_version, candidate.finish_reason) == ("r1", "polar", types.FinishReason.STOP)
@@ -180,7 +115,7 @@ async def test_a_whole_answer(proxy, client):
     ],
 )
 async def test_text_and_finish_reason(proxy, client, answer, text, finish):
-    proxy.answers = [answer]
+    proxy.answer = answer
     got = await client.aio.models.generate_content(model=MODEL, contents="hi")
     assert (got.text, got.candidates[0].finish_reason) == (text, finish)
     streamed = [c async for c in await client.aio.models.generate_content_stream(model=MODEL, contents="hi")]
@@ -188,7 +123,7 @@ async def test_text_and_finish_reason(proxy, client, answer, text, finish):
 
 
 async def test_a_stream_is_the_whole_answer(proxy, client):
-    proxy.answers = [EVERYTHING]
+    proxy.answer = EVERYTHING
     chunks = [c async for c in await client.aio.models.generate_content_stream(model=MODEL, contents="hi", config=CONFIG)]
     parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts]
     assert "".join(p.text or "" for p in parts if p.thought) == "Let me\nsee."
@@ -199,7 +134,7 @@ async def test_a_stream_is_the_whole_answer(proxy, client):
 
 
 async def test_the_client_without_async_reads_the_same(proxy, client):
-    proxy.answers = [EVERYTHING]
+    proxy.answer = EVERYTHING
 
     def ask():
         whole = client.models.generate_content(model=MODEL, contents="hi", config=CONFIG)
@@ -266,6 +201,7 @@ async def test_functions_that_the_client_calls_by_itself(proxy, client, streamin
 
 
 async def test_count_tokens_and_models(proxy, client):
+    proxy.answer = reply(usage=Usage(42, 0))
     assert (await client.aio.models.count_tokens(model=MODEL, contents="hi")).total_tokens == 42
     assert proxy.calls[-1].messages[0].text == "hi"
     assert [m.name async for m in await client.aio.models.list()] == ["models/polar", "models/org/name"]
@@ -282,7 +218,7 @@ async def test_images(proxy, client):
 
 
 async def test_logprobs(proxy, client):
-    proxy.answers = [reply(Text("x"), logprobs=LOGPROBS)]
+    proxy.answer = reply(Text("x"), logprobs=LOGPROBS)
     config = types.GenerateContentConfig(response_logprobs=True)
     got = await client.aio.models.generate_content(model=MODEL, contents="hi", config=config)
     chosen = got.candidates[0].logprobs_result.chosen_candidates
@@ -318,7 +254,7 @@ async def test_errors_are_raised_as_typed_exceptions(proxy, client, error, raise
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("sync", [False, True])
 async def test_an_error_in_a_stream_is_raised_after_what_came_before(proxy, client, after, sync):
-    proxy.answers, proxy.error, proxy.error_after = [reply(Text("abcdefghi"))], Unavailable("The engine is gone."), after
+    proxy.answer, proxy.error, proxy.error_after = reply(Text("abcdefghi")), Unavailable("The engine is gone."), after
     seen: list[str] = []
 
     def ask():
@@ -335,7 +271,7 @@ async def test_an_error_in_a_stream_is_raised_after_what_came_before(proxy, clie
 
 
 async def test_a_wrong_key_a_method_that_is_not_served_and_a_refused_field(proxy, client):
-    other = genai.Client(api_key="other", http_options=types.HttpOptions(base_url=f"http://127.0.0.1:{proxy.port}"))
+    other = genai.Client(api_key="other", http_options=types.HttpOptions(base_url=proxy.url))
     with pytest.raises(errors.ClientError, match="UNAUTHENTICATED"):
         await other.aio.models.generate_content(model=MODEL, contents="hi")
     with pytest.raises(errors.ClientError, match=r"NOT_FOUND.*[eE]mbedContent"):
@@ -350,8 +286,8 @@ async def test_a_wrong_key_a_method_that_is_not_served_and_a_refused_field(proxy
 
 async def test_the_array_form_and_the_key_in_the_query(proxy):
     """What no client here asks for: a stream without ``alt=sse`` is one JSON array."""
-    proxy.answers = [EVERYTHING]
-    url = f"http://127.0.0.1:{proxy.port}/v1beta/models/polar:streamGenerateContent"
+    proxy.answer = EVERYTHING
+    url = f"{proxy.url}/v1beta/models/polar:streamGenerateContent"
     async with aiohttp.ClientSession() as http:
         async with http.post(url, params={"key": SECRET}, json={"contents": [HELLO]}) as response:
             assert response.content_type == "application/json"

@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import openai
 import pytest
-from aiohttp import web
 from openai import AsyncOpenAI
 from openai.lib.streaming.chat import ChunkEvent
 
@@ -23,83 +21,23 @@ from nemo_polar.errors import (
     Unauthorized,
     Unavailable,
 )
-from nemo_polar.types import FinishReason, ModelCall, Reasoning, Reply, Text, TokenLogProb, ToolCall
-from nemo_polar.wire.recognise import match
-from tests.support.openai_chat import DIALECT, WEATHER, cycle, deltas, reply
+from nemo_polar.types import FinishReason, Reasoning, Text, TokenLogProb, ToolCall
+from tests.support.openai_chat import DIALECT, WEATHER, cycle, reply
+from tests.support.sdk_server import SECRET, ScriptedServer, serving
 
-SECRET = "s3cret"
 HELLO = [{"role": "user", "content": "hi"}]
 LOGPROBS = tuple(TokenLogProb(t, t.encode(), -0.25 * i) for i, t in enumerate(["Hé", "llo", "!"] * 200))
 
 
-@dataclass
-class ScriptedProxy:
-    """Answers with one scripted reply, or one scripted error, through the dialect."""
-
-    answer: Reply = field(default_factory=lambda: reply(Text("Héllo\u2028!")))
-    error: CallError | None = None
-    error_after: int | None = None
-    """Send so many deltas, then the error as an event."""
-    calls: list[ModelCall] = field(default_factory=list)
-    retries: list[bool] = field(default_factory=list)
-    port: int = 0
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.retries.append(DIALECT.is_retry(request.headers))
-        try:
-            found = match([DIALECT], request.method, request.path, request.headers, request.query)
-            if found is None:
-                raise NotFound(f"There is no {request.path}.")
-            if DIALECT.secret(request.headers, request.query) != SECRET:
-                raise Unauthorized("The API key is not valid.")
-            route = found[1]
-            if route.kind == "models":
-                return web.Response(body=DIALECT.models(["polar", "org/name"], 5, 4096), content_type="application/json")
-            if route.kind == "model":
-                return web.Response(body=DIALECT.model(route.model or "", 5, 4096), content_type="application/json")
-            call = DIALECT.parse(await request.read(), route).call
-            self.calls.append(call)
-            if self.error is not None and self.error_after is None:
-                raise self.error
-            if not call.stream:
-                return web.Response(body=DIALECT.reply(call, self.answer), content_type="application/json")
-            return await self.stream(request, call)
-        except CallError as exc:
-            status, headers, body = DIALECT.error(exc)
-            return web.Response(status=status, headers=headers, body=body, content_type="application/json")
-
-    async def stream(self, request: web.Request, call: ModelCall) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        encoder = DIALECT.stream(call, self.answer.id, self.answer.created, self.answer.model, self.answer.usage.prompt_tokens)
-        await response.write(encoder.keep_alive() + encoder.start())
-        for i, delta in enumerate(deltas(self.answer.message)):
-            if self.error is not None and i == self.error_after:
-                await response.write(encoder.error(self.error))
-                return response
-            await response.write(encoder.delta(delta))
-            await response.write(encoder.keep_alive())
-        await response.write(encoder.finish(self.answer))
-        return response
+@pytest.fixture
+async def proxy() -> AsyncIterator[ScriptedServer]:
+    async with serving(DIALECT, reply(Text("Héllo\u2028!"))) as server:
+        yield server
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[ScriptedProxy]:
-    scripted = ScriptedProxy()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", scripted.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    scripted.port = runner.addresses[0][1]
-    yield scripted
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def client(proxy: ScriptedProxy) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"http://127.0.0.1:{proxy.port}/v1", api_key=SECRET, max_retries=0, timeout=20) as opened:
+async def client(proxy: ScriptedServer) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key=SECRET, max_retries=0, timeout=20) as opened:
         yield opened
 
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import openai
 import orjson
 import pytest
-from aiohttp import web
 from hypothesis import given, settings
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
@@ -29,8 +27,7 @@ from nemo_polar.errors import (
     Unavailable,
 )
 from nemo_polar.tokens.canonical import message_digest, reasoning_digest
-from nemo_polar.types import FinishReason, ModelCall, Reasoning, Reply, Role, Text, ToolCall
-from nemo_polar.wire.recognise import match
+from nemo_polar.types import FinishReason, Reasoning, Role, Text, ToolCall
 from tests.support.openai_responses import (
     DIALECT,
     ENCRYPTED,
@@ -43,8 +40,8 @@ from tests.support.openai_responses import (
     request,
     streamed,
 )
+from tests.support.sdk_server import SECRET, ScriptedServer, serving
 
-SECRET = "s3cret"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 EVERYTHING = reply(
     Reasoning("Let me\nsee."),
@@ -56,73 +53,15 @@ EVERYTHING = reply(
 )
 
 
-@dataclass
-class ScriptedProxy:
-    """Answers with one scripted reply, or one scripted error, through the dialect."""
-
-    answer: Reply = field(default_factory=lambda: reply(Text("Héllo\u2028!")))
-    error: CallError | None = None
-    error_after: int | None = None
-    """Send so many deltas, then the error as an event."""
-    calls: list[ModelCall] = field(default_factory=list)
-    retries: list[bool] = field(default_factory=list)
-    port: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.retries.append(DIALECT.is_retry(request.headers))
-        try:
-            found = match([DIALECT], request.method, request.path, request.headers, request.query)
-            if found is None:
-                raise NotFound(f"There is no {request.path}.")
-            if DIALECT.secret(request.headers, request.query) != SECRET:
-                raise Unauthorized("The API key is not valid.")
-            call = DIALECT.parse(await request.read(), found[1]).call
-            self.calls.append(call)
-            if self.error is not None and self.error_after is None:
-                raise self.error
-            if not call.stream:
-                return web.Response(body=DIALECT.reply(call, self.answer), content_type="application/json")
-            return await self.stream(request, call)
-        except CallError as exc:
-            status, headers, body = DIALECT.error(exc)
-            return web.Response(status=status, headers=headers, body=body, content_type="application/json")
-
-    async def stream(self, request: web.Request, call: ModelCall) -> web.StreamResponse:
-        encoder = DIALECT.stream(call, self.answer.id, self.answer.created, self.answer.model, self.answer.usage.prompt_tokens)
-        response = web.StreamResponse(headers={"Content-Type": encoder.content_type})
-        await response.prepare(request)
-        first = encoder.keep_alive()
-        await response.write(encoder.start() + first)
-        for i, delta in enumerate(deltas(self.answer.message)):
-            if self.error is not None and i == self.error_after:
-                await response.write(encoder.error(self.error))
-                return response
-            await response.write(encoder.delta(delta))
-            await response.write(encoder.keep_alive())
-        await response.write(encoder.finish(self.answer))
-        return response
+@pytest.fixture
+async def proxy() -> AsyncIterator[ScriptedServer]:
+    async with serving(DIALECT, reply(Text("Héllo\u2028!"))) as server:
+        yield server
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[ScriptedProxy]:
-    scripted = ScriptedProxy()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", scripted.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    scripted.port = runner.addresses[0][1]
-    yield scripted
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def client(proxy: ScriptedProxy) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=proxy.url, api_key=SECRET, max_retries=0, timeout=20) as opened:
+async def client(proxy: ScriptedServer) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key=SECRET, max_retries=0, timeout=20) as opened:
         yield opened
 
 
@@ -232,7 +171,7 @@ async def test_the_synchronous_client(proxy):
     proxy.answer = EVERYTHING
 
     def ask() -> tuple[Any, Any]:
-        with OpenAI(base_url=proxy.url, api_key=SECRET, max_retries=0, timeout=20) as sync:
+        with OpenAI(base_url=f"{proxy.url}/v1", api_key=SECRET, max_retries=0, timeout=20) as sync:
             whole = sync.responses.create(model="polar", input="hi", tools=TOOLS)
             with sync.responses.stream(model="polar", input="hi", tools=TOOLS) as stream:
                 return whole, stream.get_final_response()
