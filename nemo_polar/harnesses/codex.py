@@ -33,8 +33,8 @@ class CodexOptions(HarnessOptions):
     """The harness block of a config, for Codex."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """Reasoning effort, asked for with every call, and recorded. How the model thinks is decided by the run, for all calls alike:
-    ``policy.codec.template_options``."""
+    """Reasoning effort, asked for with every call, and recorded. How the model thinks is decided by the run, for all calls
+    alike: ``policy.codec.template_options``."""
     system_prompt: str | None = None
     """In place of Codex's own."""
     append_system_prompt: str | None = None

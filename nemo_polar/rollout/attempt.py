@@ -195,7 +195,7 @@ class Attempt:
             SandboxSpec(
                 id=name,
                 scratch=scratch,
-                toolchain=Path(chosen.toolchain).resolve() if chosen.toolchain else None,
+                toolchain=_whole_path(chosen.toolchain),
                 proxy_socket=shop.capture.socket if proxy else None,
                 proxy_url=shop.capture.url if proxy else None,
                 max_output_bytes=chosen.max_output_bytes,
@@ -328,3 +328,8 @@ def _packed(folder: Path) -> bytes:
         for entry in sorted(folder.iterdir()):
             archive.add(entry, arcname=entry.name, filter=anonymous)
     return buffer.getvalue()
+
+
+def _whole_path(folder: str | None) -> Path | None:
+    """A sandbox has another working folder than whoever wrote this setting."""
+    return Path(folder).resolve() if folder else None
