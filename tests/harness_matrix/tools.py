@@ -137,5 +137,6 @@ HARNESSES: dict[str, Toolset] = {
             Tool("str_replace_editor", ("path", "file_text"), fixed={"command": "create"}),
         ),
         read=(Tool("file_editor", ("path",), fixed={"command": "view"}),),
+        compacts=True,
     ),
 }
