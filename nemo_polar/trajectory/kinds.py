@@ -48,9 +48,10 @@ def classify(turns: Sequence[Turn]) -> dict[int, Kind]:
 def origins(turns: Sequence[Turn]) -> dict[int, int]:
     """For each root that came from a line of this session, the turn it came from; an older one, always.
 
-    That is the turn it forked from; for a sub-agent or a side call, the turn whose call was unanswered when it began; for a
-    compaction and for what goes on after it, the last turn of the main line before it. With several turns waiting, the oldest
-    that made more calls than it has been given sub-agents is taken.
+    Of a main root, that is the turn it forked from, if that is of the latest main line, else the last turn of that line;
+    of a compaction, the last turn of the main line before it; of a sub-agent or a side call, the turn whose call was unanswered
+    when it began. With several turns waiting, a line that has started one of its kind before is taken, and of its turns the
+    oldest that made more calls than it has been given sub-agents.
 
     Raises:
         TokenError: a parent is missing or not older.
@@ -60,23 +61,20 @@ def origins(turns: Sequence[Turn]) -> dict[int, int]:
         return {}
     kinds = _kinds(forest)
     found: dict[int, int] = {}
-    given: dict[int, int] = {}
+    starters = _Starters(forest)
     before: _Tree | None = None
     """The main line so far."""
     for tree in forest.trees.values():
         root, kind = tree.root, kinds[tree.root.id]
         origin = root.fork_of
-        if before is not None and (kind is Kind.COMPACTION or (kind is Kind.MAIN and origin is None)):
-            origin = max((t for t in before.ids if t < root.id), default=origin)
+        if before is not None and kind in (Kind.MAIN, Kind.COMPACTION):
+            if kind is Kind.COMPACTION or origin not in before.ids:
+                origin = max((t for t in before.ids if t < root.id), default=origin)
         elif origin is None and kind is not Kind.MAIN:
-            waiting = forest.waiting(root.id)
-            free = [t for t in waiting if given.get(t, 0) < len(forest.turns[t].reply.tool_calls)]
-            origin = next(iter(free or waiting[-1:]), None)
-            if origin is not None:
-                given[origin] = given.get(origin, 0) + 1
+            origin = starters.of(tree)
         if origin is not None:
             found[root.id] = origin
-        if kinds[root.id] is Kind.MAIN:
+        if kind is Kind.MAIN:
             before = tree
     return found
 
@@ -123,6 +121,10 @@ class _Forest:
             if turn.parent is not None:
                 self.last_below[turn.parent] = max(last, self.last_below.get(turn.parent, turn.parent))
 
+    def is_summary(self, at: int) -> bool:
+        """True when it could be one: it makes no calls, and nothing answers it."""
+        return not self.turns[at].reply.tool_calls and self.last_below[at] == at
+
     def waiting(self, root: int) -> list[int]:
         """The turns of other lines that waited for results of their calls when ``root`` began, oldest first."""
         found = []
@@ -136,6 +138,31 @@ class _Forest:
     def inside(self, tree: _Tree) -> bool:
         """True when it began while a call of another line was unanswered, and that line went on after."""
         return tree.root.fork_of is None and any(self.last_below[t] > tree.root.id for t in self.waiting(tree.root.id))
+
+
+class _Starters:
+    """Who started which sub-agent, asked in the order they began."""
+
+    def __init__(self, forest: _Forest) -> None:
+        self._forest = forest
+        self._given: dict[int, int] = {}
+        """Turn id to how many sub-agents it has been given."""
+        self._lines: dict[tuple[bytes, bytes], int] = {}
+        """Keys of a sub-agent to the root of the line that started the last one with these."""
+
+    def of(self, tree: _Tree) -> int | None:
+        """The turn that started ``tree``; None when nobody waited."""
+        forest = self._forest
+        waiting = forest.waiting(tree.root.id)
+        before = self._lines.get(tree.keys)
+        waiting = [t for t in waiting if forest.root_of[t] == before] or waiting
+        if not waiting:
+            return None
+        free = (t for t in waiting if self._given.get(t, 0) < len(forest.turns[t].reply.tool_calls))
+        origin = next(free, waiting[-1])
+        self._given[origin] = self._given.get(origin, 0) + 1
+        self._lines[tree.keys] = forest.root_of[origin]
+        return origin
 
 
 def _kinds(forest: _Forest) -> dict[int, Kind]:
@@ -190,5 +217,6 @@ def _summaries(forest: _Forest, kinds: dict[int, Kind]) -> list[int]:
         summed_up_apart = any(t.id in found or kinds[t.id] is Kind.COMPACTION for t in aside)
         has_history = last.parent is not None or last.fork_of is not None
         if has_history and not last.reply.tool_calls and not summed_up_apart:
-            found.append(last.id)
+            # With those that were asked for again, as they were not what the harness wanted.
+            found += [t for t in tree.ids if forest.turns[t].parent == last.parent and forest.is_summary(t)]
     return found

@@ -126,6 +126,12 @@ def test_a_sub_agent_of_a_sub_agent_is_its_own() -> None:
     assert origins(turns) == {1: 0, 2: 1}
 
 
+def test_a_line_that_does_not_block_is_still_the_one_that_starts_its_sub_agents() -> None:
+    turns = [turn(0, calls=2), sub_agent(1, calls=1), turn(2, 0, calls=1), sub_agent(3, calls=1), turn(4, 2)]
+    assert kinds(*turns) == "msmsm"
+    assert origins(turns) == {1: 0, 3: 2}
+
+
 def test_a_page_summed_up_while_a_tool_runs_is_auxiliary_and_belongs_to_the_line_that_waits() -> None:
     turns = [turn(0, calls=1), turn(1, system=OTHER, tools=b""), turn(2, 0)]
     assert kinds(*turns) == "mam"
@@ -155,6 +161,17 @@ def test_every_compaction_comes_from_the_main_line_before_it() -> None:
     turns = [turn(0, calls=1), first, turn(2, size=5, calls=1), second, turn(4, size=5), turn(5, 4)]
     assert kinds(*turns) == "mcmcmm"
     assert origins(turns) == {1: 0, 2: 0, 3: 2, 4: 2}
+
+
+def test_a_summary_that_was_asked_for_twice_is_twice_a_compaction() -> None:
+    turns = [turn(0, calls=1), turn(1, 0, calls=1), turn(2, 1), turn(3, 1), turn(4, fork_of=0, size=5, calls=1), turn(5, 4)]
+    assert kinds(*turns) == "mmccmm"
+
+
+def test_a_main_line_comes_from_the_one_before_it_even_if_it_shares_its_beginning_with_an_older_one() -> None:
+    turns = [turn(0, calls=1), turn(1, 0, calls=1), turn(2, fork_of=0, calls=1), turn(3, fork_of=0, calls=1), turn(4, 3)]
+    assert kinds(*turns) == "mmmmm"
+    assert origins(turns) == {2: 0, 3: 2}
 
 
 def test_a_reply_that_was_dropped_for_its_content_is_no_summary() -> None:
