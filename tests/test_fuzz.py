@@ -177,7 +177,7 @@ class Fuzz:
             return None
         if not 400 <= answer.status < 500:
             return f"status {answer.status}: {answer.body[:300]!r}"
-        return bad_error(self.dialect, answer)
+        return bad_error(answer, self.dialect)
 
     async def work(self, worker: int, numbers: Iterator[int]) -> None:
         """Take numbers until there are none; each is a case."""
@@ -241,7 +241,7 @@ class Fuzz:
         return f"case {number} of seed {SEED} ({case.name}): {problem}\n  {target}\n  headers {sent.headers}\n  body {shown!r}"
 
 
-def bad_error(dialect: FuzzDialect, answer: Answer) -> str | None:
+def bad_error(answer: Answer, dialect: FuzzDialect = CHAT) -> str | None:
     """What is wrong with an error answer; None when it has the provider's shape, a sentence and, for a field, its name."""
     try:
         body = answer.json()

@@ -298,7 +298,9 @@ async def test_other_methods_are_no_routes(tmp_path):
         }
         for name, found in (await together(s.url, tried)).items():
             if name.startswith("HEAD"):  # its answers have no body, so they are not whole
-                assert found.rest.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404")) or found.answers[0].status == 400, name
+                # 200: the probe of Anthropic's clients, which says nothing and does nothing.
+                said = tuple(f"HTTP/1.1 {status}".encode() for status in (200, 400, 404))
+                assert found.rest.startswith(said) or found.answers[0].status in (200, 400), name
                 continue
             assert len(found.answers) == 1, name
             refused(found.answers[0], 400, 404)

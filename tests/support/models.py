@@ -39,6 +39,15 @@ _NEMOTRON_SPECIALS = (
     *("<tool_response>", "</tool_response>"),
 )
 """Of Nemotron 3, by id; further ones up to 1000 are reserved."""
+_TINY_TEXT = """
+What a coding agent writes and reads: a task, a plan, a command, its output. The file is missing; write it again.
+def add(a, b): return a + b
+for line in open("out.txt"): print(line.strip(), end="")
+{"name": "bash", "arguments": {"command": "ls -la /workspace", "timeout": 60}} {"path": "a.md", "content": "one two three"}
+Traceback (most recent call last): ValueError: invalid literal for int() with base 10
+The quick brown fox jumps over the lazy dog; 0123456789 items were found in 42 folders, none of them empty.
+"""
+"""Fixed: ids, and so what the hash policy draws, depend on it."""
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -69,7 +78,7 @@ def nemotron() -> Path:
 @functools.cache
 def tiny() -> Path:
     """A small vocabulary that knows ChatML and nothing else: markers like <tool_call> are text to it."""
-    return _kept("tiny", _train_tiny)
+    return _kept("tiny-2", _train_tiny)
 
 
 def _kept(name: str, make: Callable[[Path], None]) -> Path:
@@ -157,6 +166,6 @@ def _train_tiny(folder: Path) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=list(CHATML), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator([Path(__file__).read_text(encoding="utf-8"), "system user assistant tool " * 20], trainer)
+    tokenizer.train_from_iterator([_TINY_TEXT, "system user assistant tool " * 20], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
