@@ -55,7 +55,6 @@ LIMITS: dict[str, Any] = {
     **{"max_body_bytes": 1_000_000, "max_parts": 1500, "max_context": 40_000, "read_seconds": 5},
     **{"reuse_bytes": 4_000_000, "root_cache_bytes": 1_000_000},  # soon full, so that what still grows is something else
 }
-NO_REQUEST = b"This is not a valid HTTP/1.1 request: "
 EVERY = pytest.mark.parametrize("name", DIALECTS)
 
 
@@ -245,9 +244,7 @@ def bad_error(answer: Answer, dialect: FuzzDialect = CHAT) -> str | None:
     """What is wrong with an error answer; None when it has the provider's shape, a sentence and, for a field, its name."""
     try:
         body = answer.json()
-        # What the HTTP parser refuses has no target that anything could be known from: its answer has one shape for all.
-        no_request = NO_REQUEST in answer.body and answer.status == 400
-        refused = (CHAT if no_request else dialect).refused(body, answer.status)
+        refused = dialect.refused(body, answer.status)
         message = refused.message
         assert message.endswith(".") and "\n" not in message and 5 < len(message) < 600, "its message is no sentence"
         assert "Traceback" not in message and ".py" not in message, "its message shows the inside"

@@ -159,10 +159,13 @@ class Calls:
             error = CallError("The proxy failed on this request; its log says why.")
             return _answer(dialect, error)
 
-    def refuse(self, status: int, sentence: str) -> web.Response:
-        """The answer to what is not even a request of HTTP, so of no provider in particular."""
+    def refuse(self, status: int, sentence: str, beginning: bytes) -> web.Response:
+        """The answer to what is not a request, as HTTP has it: in the shape of the provider whose path ``beginning`` names."""
         error = CallError(sentence) if status >= 500 else NotFound(sentence) if status == 404 else BadRequest(sentence)
-        return _answer(self.fallback, error)
+        words = beginning.partition(b"\r\n")[0].decode("ascii", "replace").split(" ")
+        path = words[1].partition("?")[0] if len(words) > 1 else ""
+        found = match(self.dialects, words[0], path, {}, {})
+        return _answer(self.fallback if found is None else found[0], error)
 
     async def _parsed(self, session: Session, body: bytes, dialect: Dialect, route: Route) -> Parsed:
         history = self.seen.reads(session.id, dialect.name)

@@ -54,7 +54,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
 
 
-def control_refusal(status: int, sentence: str) -> web.Response:
+def control_refusal(status: int, sentence: str, _: bytes) -> web.Response:
     """The answer to what does not reach a route."""
     return _json({"error": sentence}, status)
 

@@ -22,8 +22,10 @@ from nemo_polar.wire.fields import shown
 log = logging.getLogger("nemo_polar.capture")
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-Refusal = Callable[[int, str], web.Response]
-"""Makes the answer for a status and one sentence."""
+Refusal = Callable[[int, str, bytes], web.Response]
+"""Makes the answer for a status, one sentence, and the bytes that what is refused may have begun with: whoever sent them has
+told by his request line which shape he can read, if they hold one."""
+_REQUEST_LINE = 1024
 
 
 async def serve(
@@ -48,17 +50,21 @@ async def serve(
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
-            return _closing(refuse(400, "The only transfer coding served is chunked."))
+            return _closing(refuse(400, "The only transfer coding served is chunked.", _line(request)))
         try:
             return await handler(request)
         except web.HTTPException as exc:  # the router's own: no such route, method or expectation
-            return _closing(refuse(exc.status, f"{exc.reason}: {request.method} {shown(request.path)}."))
+            return _closing(refuse(exc.status, f"{exc.reason}: {request.method} {shown(request.path)}.", _line(request)))
 
     # handler_cancellation: a client that goes away must be noticed while its sample is still being drawn.
     server = _Server(handle, refuse, connections, handler_cancellation=True, **options)
     outer = web.ServerRunner(server, shutdown_timeout=shutdown_timeout)
     await outer.setup()
     return [outer, *inner]
+
+
+def _line(request: web.BaseRequest) -> bytes:
+    return f"{request.method} {request.raw_path} ".encode("utf-8", "replace")
 
 
 def _closing(response: web.Response) -> web.Response:
@@ -87,14 +93,17 @@ class _Server(web.Server):
 class _Connection(BoundedConnection):
     """One connection."""
 
-    __slots__ = ("_refuse",)
+    __slots__ = ("_beginning", "_refuse")
 
     def __init__(self, server: _Server) -> None:
         super().__init__(server, server.connections_open, access_log=None)
         self._refuse = server.refuse
+        self._beginning = b""
+        """Of the bytes that came last."""
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
+        self._beginning = data[:_REQUEST_LINE]
         super().data_received(data)
         # Of a body that is malformed half-way aiohttp tells only the request after it, which the one that reads the body would
         # keep waiting.
@@ -119,9 +128,9 @@ class _Connection(BoundedConnection):
             if isinstance(exc, http_exceptions.LineTooLong):
                 return self.connections.answer(self.connections.header_too_large())
             self.connections.limits.refused["malformed"] += 1
-            return _closing(self._refuse(status, f"This is not a valid HTTP/1.1 request: {_problem(exc)}."))
+            return _closing(self._refuse(status, f"This is not a valid HTTP/1.1 request: {_problem(exc)}.", self._beginning))
         log.error("unforeseen failure below the handler", exc_info=exc)
-        return _closing(self._refuse(status, "The proxy failed on this request; its log says why."))
+        return _closing(self._refuse(status, "The proxy failed on this request; its log says why.", self._beginning))
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """What aiohttp would log with a traceback."""

@@ -230,3 +230,19 @@ async def test_a_read_only_journal_is_a_503_and_serving_goes_on_when_it_is_back(
         await client.ask([USER])
         turns = rig.turns(client.session_id)
         assert [t.id for t in turns] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/chat/completions", {"error"}),
+        ("/v1/messages", {"type", "error", "request_id"}),
+        ("/v1beta/models/polar:generateContent", {"error"}),
+    ],
+)
+async def test_what_http_itself_refuses_is_in_the_shape_of_the_provider_whose_path_it_names(tmp_path, path, shape):
+    async with running(tmp_path) as rig:
+        client = await rig.session()
+        status, _, answer = await client.post(b"{}", path=path, headers={"Content-Encoding": "zstd"})
+        assert (status, set(answer)) == (400, shape)
+        assert ("status" in answer["error"]) == path.startswith("/v1beta")
