@@ -88,7 +88,7 @@ def chunks(stream: bytes, form: str = "sse") -> list[Any]:
     blocks = [block.strip("\n") for block in stream.decode().split("\n\n")]
     blocks = [block for block in blocks if block]
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
-    return [json.loads(block[len("data: ") :]) for block in blocks]
+    return [orjson.loads(block[len("data: ") :]) for block in blocks]
 
 
 def joined(found: list[Any]) -> dict[str, Any]:
