@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal
 
-import orjson
 from hypothesis import strategies as st
 
 from nemo_polar.types import Message, ModelCall, Part, Reasoning, Reply, Role, Text, ToolCall
@@ -84,11 +83,11 @@ def streamed(call: ModelCall, whole: Reply, width: int = 3) -> bytes:
 def chunks(stream: bytes, form: str = "sse") -> list[Any]:
     """The chunks of a stream, decoded."""
     if form == "array":
-        return orjson.loads(stream)
+        return json.loads(stream)
     blocks = [block.strip("\n") for block in stream.decode().split("\n\n")]
     blocks = [block for block in blocks if block]
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
-    return [orjson.loads(block[len("data: ") :]) for block in blocks]
+    return [json.loads(block[len("data: ") :]) for block in blocks]
 
 
 def joined(found: list[Any]) -> dict[str, Any]:

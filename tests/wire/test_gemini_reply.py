@@ -35,7 +35,7 @@ THOUGHTS = parse(request(generationConfig={"thinkingConfig": {"includeThoughts":
 
 
 def answered(answer, call=PLAIN):
-    return orjson.loads(DIALECT.reply(call, answer))
+    return json.loads(DIALECT.reply(call, answer))
 
 
 def parts_of(answer, call=PLAIN):
