@@ -108,6 +108,8 @@ class LocalVllm:
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *("--dtype", options.dtype, "--enforce-eager", "--max-model-len", str(options.max_context)),
             *("--max-num-seqs", str(options.max_sequences), "--seed", str(options.seed)),
+            # A prompt in several chunks ends the whole server when its sample has a seed: torch's CPU generator has no offset.
+            *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(options.max_context)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"),
             *("--worker-extension-cls", f"{EXTENSION_MODULE}.WeightSync"),
             *("--no-enable-log-requests", "--disable-uvicorn-access-log"),
