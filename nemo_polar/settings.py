@@ -208,8 +208,8 @@ class PolicySettings(Settings):
 class EnvSettings(Settings):
     """The tasks, and what one rollout of them may use unless a task says otherwise."""
 
-    tasks: tuple[str, ...] = Field(min_length=1)
-    """Task files, YAML or JSONL."""
+    tasks: tuple[str, ...]
+    """Task files, YAML or JSONL. None where tasks come one at a time (NeMo Gym, NeMo RL)."""
     only: tuple[str, ...] = ()
     """Ids of the tasks to take; empty: all."""
     limit: int | None = Field(default=None, gt=0)

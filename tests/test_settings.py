@@ -45,7 +45,6 @@ def test_settings_survive_json() -> None:
         ({"retries": -1}, "retries"),
         ({"name": "a/b"}, "name"),
         ({"name": ".hidden"}, "name"),
-        ({"env": {"tasks": []}}, "env.tasks"),
         ({"stages": {"run": 0}}, "stages.run"),
         ({"engine": {"name": "x", "launch": "docker"}}, "engine.launch"),
         ({"capture": {"port": 70000}}, "capture.port"),

@@ -21,8 +21,9 @@ import pytest
 
 from nemo_polar.cli.demo import MAX_LOGPROB_DIFF
 from nemo_polar.engines.local_vllm import LocalVllm, VllmOptions
+from nemo_polar.rollout.checks import check
 from nemo_polar.rollout.compose import engine_python, home, load_settings
-from nemo_polar.rollout.run import Finished, Run, check
+from nemo_polar.rollout.run import Finished, Run
 from nemo_polar.trajectory.records import JournalReader
 from tests.support.sandboxes import needs_bwrap
 from tests.support.scripted_model import installed

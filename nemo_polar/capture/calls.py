@@ -327,7 +327,7 @@ class Calls:
             continued = 0
         session.counters["ambiguous"] += placement.ambiguous
         sampling = effective_sampling(
-            call, self.settings.sampling, seed_for=f"{session.rollout_id}/{session.counters['calls']}"
+            call, session.sampling or self.settings.sampling, seed_for=f"{session.rollout_id}/{session.counters['calls']}"
         )
         limit = self.info.max_context
         room = limit - (len(prompt_ids) - continued)

@@ -267,7 +267,8 @@ class _Run:
             self._replay_partial(self.ticket.continues)
         failures = 0
         while True:
-            await self.d._gate.open.wait()
+            while not self.d._gate.open.is_set():  # it may have been closed again before this task ran
+                await self.d._gate.open.wait()
             if self.ticket.max_new <= self._drawn and self.parent is not None:
                 self._hold_or_publish(self.parser.finish(FinishReason.LENGTH))
                 self.live.publish(self.held)

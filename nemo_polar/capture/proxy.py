@@ -38,7 +38,7 @@ from nemo_polar.capture.share import LoopShare
 from nemo_polar.engines.base import Engine, EngineInfo, TellsWeights
 from nemo_polar.engines.replicas import ReplicaSet
 from nemo_polar.errors import ConfigError, EngineError, JournalError
-from nemo_polar.settings import CaptureSettings
+from nemo_polar.settings import CaptureSettings, SamplingPolicy
 from nemo_polar.tokens.base import Codec
 
 log = logging.getLogger("nemo_polar.capture")
@@ -216,6 +216,7 @@ class CaptureProxy:
         seconds: float | None = None,
         max_turns: int | None = None,
         max_tokens: int | None = None,
+        sampling: SamplingPolicy | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> SessionHandle:
         """A session with a secret of its own, on disk before it is handed out.
@@ -224,6 +225,7 @@ class CaptureProxy:
             seconds: life of the secret; at most ``session_seconds``.
             max_turns: replies it may be given.
             max_tokens: tokens that may be sampled for it.
+            sampling: what is drawn for it, where that is not the proxy's own policy (a validation, say).
 
         Raises:
             Overloaded: the bound on sessions is reached.
@@ -239,6 +241,7 @@ class CaptureProxy:
             seconds=min(seconds or self.settings.session_seconds, self.settings.session_seconds),
             max_turns=max_turns,
             max_tokens=max_tokens,
+            sampling=sampling,
             metadata=metadata or {},
         )
         row = SessionRow(
@@ -325,12 +328,20 @@ class CaptureProxy:
 
     async def pause(self) -> None:
         """Stop drawing: new calls wait, running samples are aborted in the engine and will go on from their ids."""
-        self.gate.open.clear()
+        self.hold()
         await self.engine.pause()
 
     async def resume(self, weights_version: int) -> None:
         """Draw again, under ``weights_version``."""
         await self.engine.resume(weights_version)
+        self.let_go(weights_version)
+
+    def hold(self) -> None:
+        """Begin no more samples: calls wait. Those running are left alone, and so is the engine."""
+        self.gate.open.clear()
+
+    def let_go(self, weights_version: int) -> None:
+        """Begin samples again, and record them as drawn under ``weights_version``, which the engine is known to serve."""
         self.gate.weights_version = weights_version
         self.gate.open.set()
 

@@ -25,6 +25,7 @@ from nemo_polar.capture.rewrites import DateRewrite, today
 from nemo_polar.capture.stored import StoredReplies
 from nemo_polar.capture.totals import Totals
 from nemo_polar.errors import Overloaded, PolarError, Unauthorized
+from nemo_polar.settings import SamplingPolicy
 from nemo_polar.tokens.tree import ConversationTree
 from nemo_polar.types import Turn
 
@@ -76,6 +77,8 @@ class Session:
     """SHA-256 of the secret."""
     max_turns: int | None
     max_tokens: int | None
+    sampling: SamplingPolicy | None
+    """What is drawn for it; None: what the proxy draws for all."""
     date: DateRewrite
     metadata: dict[str, Any]
     tree: ConversationTree = field(default_factory=ConversationTree)
@@ -198,6 +201,7 @@ class SessionStore:
         seconds: float,
         max_turns: int | None,
         max_tokens: int | None,
+        sampling: SamplingPolicy | None,
         metadata: dict[str, Any],
     ) -> tuple[Session, SessionHandle]:
         """A new session and its handle.
@@ -222,6 +226,7 @@ class SessionStore:
             key=_digest(secret),
             max_turns=max_turns,
             max_tokens=max_tokens,
+            sampling=sampling,
             date=DateRewrite(self.pin_date(group_id, today(now))),
             metadata=metadata,
             last_active=monotonic,

@@ -10,8 +10,9 @@ from typing import Any
 from nemo_polar.cli.boundary import Exit, complain, leave, run_async
 from nemo_polar.cli.console import RunView, stderr
 from nemo_polar.cli.rollout import show, verdict, watched
+from nemo_polar.rollout.checks import check
 from nemo_polar.rollout.compose import load_settings
-from nemo_polar.rollout.run import Run, check
+from nemo_polar.rollout.run import Run
 
 MAX_LOGPROB_DIFF = 1e-3
 """Nats, in float32."""

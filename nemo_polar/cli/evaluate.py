@@ -23,10 +23,11 @@ from nemo_polar.evaluation.compare import compare
 from nemo_polar.evaluation.evaluate import evaluate
 from nemo_polar.evaluation.like import Like
 from nemo_polar.evaluation.plot import draw
+from nemo_polar.rollout.checks import check
 from nemo_polar.rollout.compose import describe, load_settings
 from nemo_polar.rollout.differences import comparison_differences, settings_of
 from nemo_polar.rollout.folder import write_json
-from nemo_polar.rollout.run import Finished, Run, check
+from nemo_polar.rollout.run import Finished, Run
 from nemo_polar.settings import EvalSettings, RunSettings
 from nemo_polar.trajectory.store import Manifest, read_manifest, read_trajectories
 

@@ -17,11 +17,11 @@ from nemo_polar.cli.console import stderr
 from nemo_polar.errors import ConfigError
 from nemo_polar.logs import Form, Level, to_stderr
 from nemo_polar.rollout.address import SECRET, announced, facts_of
+from nemo_polar.rollout.assemble import make_proxy
 from nemo_polar.rollout.compose import load_proxy_settings
 from nemo_polar.rollout.folder import RunFolder
 from nemo_polar.rollout.launch import launched_engine
 from nemo_polar.rollout.manifest import manifest_of
-from nemo_polar.rollout.run import make_proxy
 from nemo_polar.settings import ProxySettings
 from nemo_polar.trajectory.codec import dumps
 from nemo_polar.trajectory.store import write_manifest

@@ -15,9 +15,9 @@ from nemo_polar.cli.boundary import Exit, leave, run_async
 from nemo_polar.cli.console import number, print_json, stdout
 from nemo_polar.engines.base import Engine
 from nemo_polar.errors import ConfigError
+from nemo_polar.rollout.assemble import make_engine
 from nemo_polar.rollout.audited import audit_folder
 from nemo_polar.rollout.folder import RunFolder
-from nemo_polar.rollout.run import make_engine
 from nemo_polar.settings import EngineSettings
 from nemo_polar.trajectory.audit import AuditReport
 from nemo_polar.trajectory.build import BuiltTraces, build_traces

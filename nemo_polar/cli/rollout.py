@@ -13,8 +13,9 @@ from nemo_polar.cli.boundary import Exit, complain, leave, run_async
 from nemo_polar.cli.console import RunView, print_json, stderr, stdout, summary, task_table
 from nemo_polar.errors import ConfigError
 from nemo_polar.logs import Level, to_stderr
+from nemo_polar.rollout.checks import Checked, check
 from nemo_polar.rollout.compose import load_settings
-from nemo_polar.rollout.run import Checked, Finished, Run, check
+from nemo_polar.rollout.run import Finished, Run
 from nemo_polar.types import Status
 
 

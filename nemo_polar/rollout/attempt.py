@@ -28,7 +28,7 @@ from nemo_polar.rollout.stages import Stages
 from nemo_polar.rollout.status import AttemptFailed, StageName, captured_failure, failure, judge, tail
 from nemo_polar.rollout.tasks import LoadedTask, Task
 from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, ExecResult, Sandbox, SandboxSpec
-from nemo_polar.settings import RunSettings
+from nemo_polar.settings import RunSettings, SamplingPolicy
 from nemo_polar.types import Status, Turn
 from nemo_polar.verifiers.base import Evidence, Verdict, Verifier
 
@@ -82,6 +82,7 @@ class Capture(Protocol):
         seconds: float | None = None,
         max_turns: int | None = None,
         max_tokens: int | None = None,
+        sampling: SamplingPolicy | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> OpenedSession: ...
 
@@ -125,6 +126,8 @@ class Attempt:
     who: Identity
     number: int
     deadline: Deadline
+    sampling: SamplingPolicy | None = None
+    """What is drawn, where it is not the run's own policy."""
     record: ClosedSession | None = None
     ran: ExecResult | None = None
     status: Status = Status.CANCELLED
@@ -224,7 +227,8 @@ class Attempt:
             seconds=seconds + HANG_SECONDS,
             max_turns=budget["turns"],
             max_tokens=budget["tokens"],
-            metadata={"harness": shop.harness.name},
+            sampling=self.sampling,
+            metadata=self._metadata(),
         )
         try:
             plan = shop.harness.plan(self._endpoint(sandbox, session.secret), self._harness_task(seconds, budget["turns"]))
@@ -262,9 +266,14 @@ class Attempt:
             for name in type(own).model_fields
         }
 
+    def _metadata(self) -> dict[str, Any]:
+        about: dict[str, Any] = {"harness": self.shop.harness.name}
+        return about if self.sampling is None else about | {"sampling": self.sampling.model_dump(mode="json")}
+
     def _endpoint(self, sandbox: Sandbox, secret: str) -> Endpoint:
         settings = self.shop.settings
-        most = min(settings.policy.max_output, settings.capture.sampling.max_tokens or settings.policy.max_output)
+        limit = (self.sampling or settings.capture.sampling).max_tokens
+        most = min(settings.policy.max_output, limit or settings.policy.max_output)
         return Endpoint(sandbox.proxy_url, secret, settings.capture.model, self.shop.context, most)
 
     def _harness_task(self, seconds: float, turns: int | None) -> HarnessTask:

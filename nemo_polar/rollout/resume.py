@@ -19,7 +19,8 @@ from nemo_polar.errors import ConfigError
 from nemo_polar.rollout.attempt import Identity
 from nemo_polar.rollout.differences import Difference, engine_differences, resume_differences
 from nemo_polar.rollout.folder import RunFolder
-from nemo_polar.rollout.pipeline import Earlier, Recorder, result_of
+from nemo_polar.rollout.pipeline import Earlier
+from nemo_polar.rollout.roller import Recorder, result_of
 from nemo_polar.trajectory.records import JournalReader
 from nemo_polar.trajectory.store import Manifest, keep_trajectories, read_manifest, read_trajectories
 from nemo_polar.types import Trajectory

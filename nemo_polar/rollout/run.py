@@ -9,57 +9,30 @@ made. Whatever happens after that, processes are ended and the folder is left co
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_polar import registry
 from nemo_polar.capture.journal import Journal
-from nemo_polar.capture.proxy import CaptureProxy
 from nemo_polar.engines.base import Engine
-from nemo_polar.engines.replicas import ReplicaSet
-from nemo_polar.errors import ConfigError, HarnessError, SandboxError, VerifierError
-from nemo_polar.harnesses.base import Endpoint, Harness, HarnessTask
 from nemo_polar.logs import to_file
-from nemo_polar.rollout.address import SECRET, announced
-from nemo_polar.rollout.attempt import Workshop
+from nemo_polar.rollout.assemble import Say, make_build, make_shop, scratch_folder, serving_proxy, void
 from nemo_polar.rollout.audited import audit_folder
+from nemo_polar.rollout.checks import Checked
 from nemo_polar.rollout.folder import RunFolder, create_run_folder, has_begun, read_json, write_json
 from nemo_polar.rollout.launch import launched_engine
 from nemo_polar.rollout.manifest import manifest_of, plain_settings, task_hashes
-from nemo_polar.rollout.pipeline import Built, Earlier, Pipeline, planned, progress_of
+from nemo_polar.rollout.pipeline import Earlier, Pipeline, planned, progress_of
 from nemo_polar.rollout.recorder import FolderRecorder
 from nemo_polar.rollout.report import outcome_of
 from nemo_polar.rollout.resume import Left, read_left, refuse_other_engine, take_over
-from nemo_polar.rollout.stages import Stages
-from nemo_polar.rollout.tasks import LoadedTask, Task, load_tasks
-from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, Sandbox, SandboxSpec
-from nemo_polar.settings import CaptureSettings, EngineSettings, PolicySettings, RunSettings
-from nemo_polar.tokens.load import load_codec
-from nemo_polar.trajectory.build import build_traces
 from nemo_polar.trajectory.first_prompts import prompt_differences
 from nemo_polar.trajectory.records import JournalReader
 from nemo_polar.trajectory.store import engine_logs, write_manifest
-from nemo_polar.types import Kind, Trajectory, Turn
-from nemo_polar.verifiers.base import Verifier
-
-Say = Callable[[str], None]
-"""Told in one line what is being done before rollouts start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Settings whose plug-ins and tasks have been found and looked at."""
-
-    settings: RunSettings
-    tasks: list[LoadedTask]
-    harness: Harness
+from nemo_polar.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,124 +45,6 @@ class Finished:
     cancelled: bool
     nothing_to_do: bool = False
     """The run had been finished before; it was only read."""
-
-
-def make_verifier(task: Task) -> Verifier:
-    """The verifier of a task.
-
-    Raises:
-        PolarError: no such verifier, or its options are wrong.
-    """
-    make = registry.resolve("verifiers", task.verifier.type)
-    try:
-        return make(**task.verifier.options)
-    except TypeError as exc:
-        raise VerifierError(f"verifier {task.verifier.type!r}: {_signature_mistake(exc)}") from exc
-
-
-def check(settings: RunSettings) -> Checked:
-    """Find the plug-ins, read the task files, and try everything that needs no process.
-
-    Raises:
-        ConfigError: the first thing that is wrong.
-    """
-    if Kind.MAIN not in settings.traces.train_kinds:
-        raise ConfigError("traces.train_kinds: the main line is always trained; leave 'main' in")
-    registry.resolve("engines", settings.engine.name)
-    harness: Harness = registry.resolve("harnesses", settings.harness.name)()
-    try:
-        harness.plan(
-            Endpoint("http://127.0.0.1:1", "secret", settings.capture.model, 8192, settings.policy.max_output),
-            HarnessTask("x", WORKDIR, HOME, TOOLCHAIN, settings.seconds, None, settings.harness.options),
-        )
-    except HarnessError as exc:
-        raise ConfigError(f"harness.options: {exc}") from exc
-
-    try_sandbox(settings, {})
-
-    checks = {"verifier": make_verifier, "sandbox": lambda task: try_sandbox(settings, task.sandbox)}
-    tasks = load_tasks(settings.env.tasks, checks=checks)
-    if settings.env.only:
-        known = {loaded.task.id for loaded in tasks}
-        if absent := [name for name in settings.env.only if name not in known]:
-            raise ConfigError(f"env.only: no task is called {', '.join(absent)}; known: {', '.join(sorted(known))}")
-        tasks = [loaded for loaded in tasks if loaded.task.id in settings.env.only]
-    return Checked(settings, tasks[: settings.env.limit], harness)
-
-
-def try_sandbox(settings: RunSettings, options: Mapping[str, object]) -> None:
-    """See whether the sandbox takes the run's options with a task's over them. Making one starts nothing.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    make = registry.resolve("sandboxes", settings.sandbox.name)
-    try:
-        make(SandboxSpec(id="check", scratch=Path(os.devnull), options={**settings.sandbox.options, **options}))
-    except SandboxError as exc:
-        raise ConfigError(f"sandbox: {exc}") from exc
-
-
-def void(_: object) -> None:
-    """Drop a value."""
-
-
-async def make_proxy(
-    engine: EngineSettings, policy: PolicySettings, capture: CaptureSettings, folder: RunFolder, urls: Sequence[str]
-) -> CaptureProxy:
-    """A proxy that journals into ``folder``, for the engine at ``urls`` (one a replica, none in this process); not started.
-
-    Raises:
-        ConfigError: no tokenizer there, or engine options that do not exist.
-    """
-    codec = await asyncio.to_thread(load_codec, policy.codec)
-    client = make_replicas(engine, urls, folder.engine_log)
-    retention = policy.codec.thinking_retention
-    return CaptureProxy(capture, codec=codec, engine=client, journal=Journal(folder.journal), thinking_retention=retention)
-
-
-def make_replicas(settings: EngineSettings, urls: Sequence[str], log: Path) -> Engine:
-    """One client for the engine at ``urls``, all replicas of it; they are called by the names they have in the settings.
-
-    Raises:
-        ConfigError: its options are wrong.
-    """
-    if not settings.urls:
-        return make_engine(settings, urls[0] if urls else None, log)
-    return ReplicaSet({name: make_engine(settings, url, log) for name, url in zip(settings.urls, urls, strict=True)})
-
-
-def make_engine(settings: EngineSettings, url: str | None, log: Path) -> Engine:
-    """The engine client. One that runs in this process writes its own log to ``log``.
-
-    Raises:
-        ConfigError: its options are wrong.
-    """
-    make = registry.resolve("engines", settings.name)
-    options = dict(settings.options)
-    if url is not None:
-        options["url"] = url
-    elif settings.name == "scripted":
-        options.setdefault("log", log)
-    try:
-        return make(**options)
-    except TypeError as exc:
-        raise ConfigError(f"engine.options: {_signature_mistake(exc)}") from exc
-
-
-def _signature_mistake(exc: TypeError) -> str:
-    """``__init__() got an unexpected keyword argument 'x'`` without Python's own words for it."""
-    return str(exc).rpartition("() ")[2]
-
-
-@asynccontextmanager
-async def _scratch() -> AsyncIterator[Path]:
-    """A short path on the host, as Unix sockets below it must fit in 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="polar-"))
-    try:
-        yield folder
-    finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 class Run:
@@ -250,11 +105,13 @@ class Run:
             left = await self._left(folder) if resumes else None
             if left is not None and len(left.earlier.kept) == self._total:
                 return await self._finished_before(folder, left, began)
-            scratch = await stack.enter_async_context(_scratch())
+            scratch = await stack.enter_async_context(scratch_folder())
             urls = await stack.enter_async_context(launched_engine(settings.engine, settings.policy, folder, self._say))
-            proxy = await self._proxy(stack, folder, urls, scratch)
+            proxy = await serving_proxy(stack, settings, folder, urls, scratch, self._say)
             recorder = FolderRecorder(folder, proxy.journal)
-            pipeline = self._pipeline(proxy, folder, scratch, recorder, left.earlier if left is not None else Earlier())
+            shop = make_shop(settings, self._checked.harness, proxy, folder, scratch)
+            earlier = left.earlier if left is not None else Earlier()
+            pipeline = Pipeline(shop, self._checked.tasks, make_build(settings.traces), recorder, earlier)
             manifest = manifest_of(settings, proxy, began, self._checked.tasks)
             if left is None:
                 write_manifest(folder.path, manifest)
@@ -311,47 +168,6 @@ class Run:
             engine = None
         self._say("auditing" if engine is None else "auditing, and scoring every trace again")
         return {"audited": True, **(await audit_folder(folder.path, engine)).to_dict()}
-
-    async def _proxy(self, stack: AsyncExitStack, folder: RunFolder, urls: Sequence[str], scratch: Path) -> CaptureProxy:
-        settings = self.settings
-        self._say("loading the tokenizer")
-        # Sessions are made in this process: the control listener is for watching, and only there when its port is given.
-        socket = settings.capture.socket or str(scratch / "proxy.sock")
-        control = settings.capture.control and settings.capture.control_port != 0
-        capture = settings.capture.model_copy(update={"socket": socket, "control": control})
-        proxy = await make_proxy(settings.engine, settings.policy, capture, folder, urls)
-        self._say("connecting the engine")
-        stack.push_async_callback(proxy.stop)
-        await proxy.start()
-        if control:
-            stack.enter_context(announced(proxy, folder, folder.logs / SECRET))
-        return proxy
-
-    def _pipeline(
-        self, proxy: CaptureProxy, folder: RunFolder, scratch: Path, recorder: FolderRecorder, earlier: Earlier
-    ) -> Pipeline:
-        settings = self.settings
-        sandbox = registry.resolve("sandboxes", settings.sandbox.name)
-
-        def make_sandbox(spec: SandboxSpec) -> Sandbox:
-            return sandbox(spec)
-
-        def build(rollout_id: str, turns: list[Turn], infra: bool) -> Built:
-            built = build_traces(rollout_id, turns, settings.traces, infra=infra)
-            return built.traces, built.masked
-
-        shop = Workshop(
-            settings=settings,
-            capture=proxy,
-            harness=self._checked.harness,
-            make_sandbox=make_sandbox,
-            make_verifier=make_verifier,
-            stages=Stages(settings.stages),
-            scratch=scratch,
-            logs=folder.logs,
-            context=proxy.info.max_context,
-        )
-        return Pipeline(shop, self._checked.tasks, build, recorder, earlier)
 
 
 def _parted(folder: RunFolder, report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -482,7 +482,7 @@ async def test_a_clock_that_jumps_neither_ends_a_session_nor_gives_it_more_time(
 
 def opened(store: SessionStore, group: str = "g", **kwargs: Any):
     given = {"rollout_id": "r", "task_id": "t", "group_id": group, "attempt": 0, "seconds": 10.0, "max_turns": None}
-    return store.open(**given, max_tokens=None, metadata={}, **kwargs)
+    return store.open(**given, max_tokens=None, sampling=None, metadata={}, **kwargs)
 
 
 def test_the_dates_of_groups_are_bounded_and_the_longest_unused_goes_first(monkeypatch):

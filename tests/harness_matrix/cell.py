@@ -23,7 +23,8 @@ from typing import Any
 from nemo_polar import registry
 from nemo_polar.capture.journal import JournalReader
 from nemo_polar.harnesses.base import Harness
-from nemo_polar.rollout.run import Finished, Run, check
+from nemo_polar.rollout.checks import check
+from nemo_polar.rollout.run import Finished, Run
 from nemo_polar.settings import RunSettings
 from nemo_polar.tokens.tokenizer import Tokenizer
 from nemo_polar.trajectory.first_prompts import prompt_differences

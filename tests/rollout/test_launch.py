@@ -14,10 +14,12 @@ from nemo_polar.engines.log import read_engine_log
 from nemo_polar.engines.replicas import ReplicaSet
 from nemo_polar.engines.vllm import VllmEngine
 from nemo_polar.errors import AuditError, ConfigError
+from nemo_polar.rollout.assemble import make_replicas
+from nemo_polar.rollout.checks import check
 from nemo_polar.rollout.compose import load_settings
 from nemo_polar.rollout.folder import RunFolder
 from nemo_polar.rollout.launch import launched_engine
-from nemo_polar.rollout.run import Run, check, make_replicas
+from nemo_polar.rollout.run import Run
 from nemo_polar.settings import EngineSettings
 from nemo_polar.trajectory.audit import audit_run
 from nemo_polar.trajectory.store import engine_logs

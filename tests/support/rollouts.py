@@ -16,7 +16,8 @@ import numpy as np
 from nemo_polar.errors import SandboxError
 from nemo_polar.harnesses.base import Endpoint, HarnessTask, Install, Outcome, Plan
 from nemo_polar.rollout.attempt import Identity, Workshop
-from nemo_polar.rollout.pipeline import Built, Earlier, Pipeline
+from nemo_polar.rollout.pipeline import Earlier, Pipeline
+from nemo_polar.rollout.roller import Built
 from nemo_polar.rollout.stages import Stages
 from nemo_polar.rollout.tasks import LoadedTask, Task
 from nemo_polar.sandboxes.base import ExecResult, Sandbox, SandboxSpec
