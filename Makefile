@@ -44,7 +44,7 @@ demo: setup ## a real harness, a real model, audited trajectories in runs/demo
 	@$(BIN)/polar demo
 
 test: package ## the test suite: no real engine, no vendor CLI
-	@$(BIN)/python -m pytest -m "not engine and not harness and not soak"
+	@$(BIN)/python -m pytest -n auto -m "not engine and not harness and not soak and not gym"
 
 test-sdk: package ## the vendors' own Python SDKs against the dialects; part of `make test`
 	@$(BIN)/python -m pytest tests/wire -k sdk

@@ -49,6 +49,7 @@ EXTRAS = {
         "pytest>=8",
         "pytest-asyncio>=0.24",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "hypothesis>=6.100",
         "openai>=1.60",
         "anthropic>=0.60",
