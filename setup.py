@@ -76,5 +76,11 @@ setup(
     include_package_data=True,
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["polar = nemo_polar.cli:main"]},
+    entry_points={
+        "console_scripts": ["polar = nemo_polar.cli:main"],
+        "nemo_gym.sandbox_providers": [
+            "polar_local = nemo_polar.gym.sandbox_provider:PolarLocalProvider",
+            "polar_process = nemo_polar.gym.sandbox_provider:PolarProcessProvider",
+        ],
+    },
 )

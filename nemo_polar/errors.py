@@ -25,10 +25,18 @@
     │   ├── EngineOverflow      it says that the prompt does not fit
     │   └── EngineProtocol      it answered something that breaks rule 1 (ids or log-probabilities missing, NaN, misaligned)
     │       └── EngineWeights   it drew under other weights than it was believed to serve
+    ├── HandoverError           new weights do not serve, or not provably; see ``resumed_at``
+    │   ├── HandoverFailed      they could not be read, loaded or proven
+    │   │   └── DamagedWeights  the folder does not hold what its manifest says
+    │   ├── WrongWeights        the engine scores as neither the new weights nor the old ones do
+    │   ├── StaleWeights        it scores as the old weights do, whatever it answered
+    │   ├── StaleCache          it has the new weights, and draws from keys of the old ones
+    │   └── LostWeights         it no longer serves what it was last given: it was restarted, or changed by somebody else
     ├── JournalError            the journal cannot be written or read
     ├── SandboxError            a sandbox cannot start, run, copy or stop
     ├── HarnessError            a harness is not installed or cannot be planned
     ├── VerifierError           the verifier itself failed (which is never a reward)
+    ├── GymError                a NeMo Gym result is not what its format says
     └── AuditError              a finished run cannot be read for audit
 
 A message says what was wrong, where, and what to do. Errors cross process boundaries: each is built from plain strings.
@@ -196,6 +204,37 @@ class EngineWeights(EngineProtocol):
     """It drew under other weights than it was believed to serve. What it drew has no true version, so it is not recorded."""
 
 
+class HandoverError(PolarError):
+    """New weights do not serve, or not provably. Nothing was drawn under them."""
+
+    resumed_at: int | None = None
+    """The version that the engine was brought back to, and proven to serve; None: it stays paused."""
+
+
+class HandoverFailed(HandoverError):
+    """The weights could not be read, loaded or proven."""
+
+
+class DamagedWeights(HandoverFailed):
+    """The folder does not hold what its manifest says: half a file, another file, or none."""
+
+
+class WrongWeights(HandoverError):
+    """The engine scores as neither the new weights nor the old ones do, or the folder is of another version than said."""
+
+
+class StaleWeights(HandoverError):
+    """The engine scores as the old weights do, whatever it answered."""
+
+
+class StaleCache(HandoverError):
+    """The engine has the new weights, and draws from keys and values that the old ones computed."""
+
+
+class LostWeights(HandoverError):
+    """The engine no longer serves what it was last given: it was restarted, or changed by somebody else."""
+
+
 class JournalError(PolarError):
     """The journal cannot be written or read."""
 
@@ -210,6 +249,10 @@ class HarnessError(PolarError):
 
 class VerifierError(PolarError):
     """The verifier itself failed, which is never a reward."""
+
+
+class GymError(PolarError):
+    """A NeMo Gym result is not what its format says, or cannot be written in it; names the row or the rollout."""
 
 
 class AuditError(PolarError):

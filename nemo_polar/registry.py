@@ -30,6 +30,7 @@ _BUILT_IN: dict[PluginKind, dict[str, str]] = {
         "sglang": "nemo_polar.engines.sglang:SglangEngine",
         "scripted": "nemo_polar.engines.scripted:ScriptedEngine",
         "chat_prefix": "nemo_polar.engines.chat_prefix:ChatPrefixEngine",
+        "gym_model": "nemo_polar.engines.gym_model:GymModelEngine",
     },
     "harnesses": {
         "claude_code": "nemo_polar.harnesses.claude_code:ClaudeCode",
@@ -45,6 +46,7 @@ _BUILT_IN: dict[PluginKind, dict[str, str]] = {
     "sandboxes": {
         "local": "nemo_polar.sandboxes.local:LocalSandbox",
         "process": "nemo_polar.sandboxes.process:ProcessSandbox",
+        "gym": "nemo_polar.sandboxes.gym:GymSandbox",
     },
     "verifiers": {"command": "nemo_polar.verifiers.command:CommandVerifier"},
 }

@@ -90,9 +90,7 @@ def test_keys_of_engines_are_hidden_once_a_client_has_them() -> None:
     assert redact(f"the engine says: {KEY}") == "the engine says: [redacted]"
 
 
-def test_a_record_is_one_line_with_its_time_level_logger_and_subject(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_one_line_with_its_time_level_logger_and_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Kept from pytest's own capture: a report with half a surrogate pair in it ends the test process of pytest-xdist.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     with to_file(tmp_path / "a.log"):

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from nemo_polar.cli import engine, gym
 from nemo_polar.cli.boundary import EXIT_CODES, guarded
 from nemo_polar.logs import Form, Level
 
@@ -361,6 +362,9 @@ def harness_doctor(
 
     doctor_command(names or [], as_json=json)
 
+
+app.add_typer(engine.app, name="engine")
+app.add_typer(gym.app, name="gym")
 
 bench = typer.Typer(help="Measure the package, from a clone.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench, name="bench")

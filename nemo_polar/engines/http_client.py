@@ -66,8 +66,9 @@ class EngineHttp:
         timeout: float | None = None,
         prompt_tokens: int | None = None,
         context: int | None = None,
+        text: bool = False,
     ) -> Any:
-        """One request with a JSON answer; an empty one is None.
+        """One request with a JSON answer; an empty one is None. With ``text``, an answer that is no JSON comes as a string.
 
         Raises:
             EngineError: one of its kinds; for the meaning of ``prompt_tokens`` and ``context`` see ``answer_error``.
@@ -80,6 +81,8 @@ class EngineHttp:
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError as exc:
+            if text:
+                return data.decode("utf-8", "replace")
             raise EngineProtocol(f"{method} {path}: the engine's answer is not JSON: {exc}") from exc
 
     async def answer(

@@ -149,6 +149,11 @@ class ReplicaSet:
         """The version all replicas in service are at; None: what they were started with."""
         return self._version
 
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Each replica's own engine, in service or not, by the name it was given."""
+        return {replica.url: replica.engine for replica in self._replicas}
+
     def status(self) -> list[ReplicaStatus]:
         """How each replica is, in the order they were given."""
         return [
@@ -247,15 +252,23 @@ class ReplicaSet:
 
     # --- weights --------------------------------------------------------------------------------------------------
 
-    async def pause(self) -> None:
+    async def pause(self, *, afresh: bool = False) -> None:
         """See ``Engine.pause``; on all replicas at once. One that cannot be paused is set aside and its samples are cut.
+
+        Args:
+            afresh: take what each says it serves now for granted, also where it was paused before and has been restarted since.
+                For who is about to load weights into all of them, and to prove that they serve.
 
         Raises:
             EngineError: none could be paused; nothing has changed then.
         """
         self._updates += 1
         self._open.clear()
-        paused, failed = await each(self._connected(), self._pause, self._update_seconds)
+
+        async def pause_one(replica: Replica) -> int | None:
+            return await self._pause(replica, afresh)
+
+        paused, failed = await each(self._connected(), pause_one, self._update_seconds)
         self._updates += 1
         if not paused:
             self._open.set()
@@ -303,9 +316,9 @@ class ReplicaSet:
     def _connected(self) -> list[Replica]:
         return [r for r in self._replicas if r.info is not None]
 
-    async def _pause(self, replica: Replica) -> int | None:
+    async def _pause(self, replica: Replica, afresh: bool) -> int | None:
         await replica.engine.pause()
-        return replica.version if replica.paused else await replica.told_version()
+        return replica.version if replica.paused and not afresh else await replica.told_version()
 
     async def _resume(self, replica: Replica, weights_version: int) -> EngineInfo:
         told = await replica.told_version()

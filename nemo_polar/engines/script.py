@@ -104,6 +104,11 @@ class ScriptedOptions:
     """``raw``: reports those of the untempered, untruncated distribution, as vLLM does unless told otherwise."""
     stale_weights: bool = False
     """True: ``resume`` reports the new version, and the old weights go on serving."""
+    cache_block: int = 0
+    """Tokens. A prompt longer than this is drawn from under the weights that first saw its first so many, until the prefix
+    cache is dropped; 0: there is no cache. Scores pass it by, as they do in vLLM."""
+    keeps_cache: bool = False
+    """True: that the prefix cache was dropped is reported, and not done."""
 
 
 def load_script(spec: str) -> Script | list[ScriptedReply]:

@@ -77,6 +77,7 @@ class ScriptedEngine:
         self.core.pause()
 
     async def resume(self, weights_version: int) -> None:
+        self.core.drop_cache()
         self.core.set_version(weights_version)
         self.core.resume()
 

@@ -17,21 +17,10 @@ from aiohttp import web
 from nemo_polar.engines.base import GenerateRequest
 from nemo_polar.engines.script import Fault
 from nemo_polar.engines.scripted_core import ScriptedCore, ScriptedFault
+from nemo_polar.engines.scripted_messages import message_of, tool_of
 from nemo_polar.errors import EngineOverflow
 from nemo_polar.tokens.base import Codec
-from nemo_polar.types import (
-    FinishReason,
-    Message,
-    Reasoning,
-    Role,
-    SamplingParams,
-    Text,
-    TokenIds,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-    as_ids,
-)
+from nemo_polar.types import FinishReason, Message, Role, SamplingParams, TokenIds, ToolSpec, as_ids
 
 
 class ScriptedChatServer:
@@ -51,7 +40,7 @@ class ScriptedChatServer:
         if refusal is not None:
             return _error(500, f"AssertionError: {refusal}")
         self.bodies.append(body)
-        messages, tools = [_message(raw) for raw in body["messages"]], [_tool(raw) for raw in body.get("tools", [])]
+        messages, tools = [message_of(raw) for raw in body["messages"]], [tool_of(raw) for raw in body.get("tools", [])]
         prompt = self._prompt(messages, tools, body.get("required_prefix_token_ids"))
         room = self.core.options.max_context - len(prompt)
         request = GenerateRequest(
@@ -137,26 +126,6 @@ class ScriptedChatServer:
         if fault is Fault.HALF_LINE:
             return web.Response(body=b'{"choices": [', content_type="application/json")
         return _error(500, f"scripted fault: {fault.value}")
-
-
-def _message(raw: dict[str, Any]) -> Message:
-    role = Role(raw["role"])
-    content = raw.get("content") or ""
-    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-    if role is Role.TOOL:
-        return Message(role, (ToolResult(raw["tool_call_id"], (Text(text),), raw.get("name")),))
-    parts: list[Reasoning | Text | ToolCall] = []
-    if raw.get("reasoning_content") is not None:
-        parts.append(Reasoning(raw["reasoning_content"]))
-    if text:
-        parts.append(Text(text))
-    parts += [ToolCall(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in raw.get("tool_calls") or []]
-    return Message(role, tuple(parts), raw.get("name"))
-
-
-def _tool(raw: dict[str, Any]) -> ToolSpec:
-    function = raw["function"]
-    return ToolSpec(function["name"], function.get("description", ""), function.get("parameters", {}), function.get("strict"))
 
 
 def _json(body: Any, status: int = 200) -> web.Response:

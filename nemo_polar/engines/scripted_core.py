@@ -48,7 +48,7 @@ class Step:
     """For each token the likeliest ones, when asked for."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     request: GenerateRequest
     started_at: float
@@ -74,6 +74,9 @@ class ScriptedCore:
         self.weights_version = 0
         """As reported."""
         self._served_version = 0
+        self._loaded = False
+        self._cached: dict[bytes, int] = {}
+        """The weights that keys in the prefix cache are of."""
         self._script: Script | None = script if callable(script) else None
         self._queue: deque[ScriptedReply | Sequence[int]] = deque(() if script is None or callable(script) else script)
         self._log = EngineLog(log) if isinstance(log, str | Path) else log
@@ -150,8 +153,25 @@ class ScriptedCore:
     def set_version(self, weights_version: int) -> None:
         """Other weights, reported and (unless told to be stale) served."""
         self.weights_version = weights_version
-        if not self.options.stale_weights:
+        if not self.options.stale_weights and not self._loaded:
             self._served_version = weights_version
+
+    def load_weights(self, number: int) -> None:
+        """Serve (unless told to be stale) the weights of that number. From now on a version is only a name."""
+        self._loaded = True
+        if not self.options.stale_weights:
+            self._served_version = number
+
+    def drop_cache(self) -> None:
+        """Forget the prefix cache (unless told to keep it)."""
+        if not self.options.keeps_cache:
+            self._cached.clear()
+
+    def _drawing_weights(self, prompt_ids: TokenIds) -> int:
+        block = self.options.cache_block
+        if not block or len(prompt_ids) <= block:
+            return self._served_version
+        return self._cached.setdefault(prompt_ids[:block].tobytes(), self._served_version)
 
     def resume(self) -> None:
         """Serve again."""
@@ -173,7 +193,7 @@ class ScriptedCore:
         chunk = reply.chunk_tokens or options.chunk_tokens
         delay = options.token_delay if reply.token_delay is None else reply.token_delay
         await _pause(call, options.first_delay if reply.first_delay is None else reply.first_delay)
-        source = _Source(self.policy, options, request, reply, self._served_version, top)
+        source = _Source(self.policy, options, request, reply, self._drawing_weights(request.prompt_ids), top)
         sent = 0
         while True:
             if call.stop.is_set():

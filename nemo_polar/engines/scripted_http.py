@@ -12,6 +12,7 @@ import argparse
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import orjson
@@ -89,7 +90,7 @@ class ScriptedHttp(ABC):
             first = await anext(steps)
             if body.get("stream"):
                 return await self._stream(http, request, first, steps)
-            return json_response(self._answer(request, await _total(first, steps)))
+            return json_response(self._answer(request, await whole_sample(first, steps)))
         except EngineOverflow as exc:
             return self._error(400, str(exc))
         except ScriptedFault as exc:
@@ -158,7 +159,7 @@ async def open_stream(http: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _total(step: Step, steps: AsyncGenerator[Step, None]) -> Step:
+async def whole_sample(step: Step, steps: AsyncGenerator[Step, None]) -> Step:
     """A whole sample as one step."""
     total = Step([], [], None, step.weights_version, [])
     while True:
@@ -181,6 +182,17 @@ def prompt_ids(values: Any, name: str) -> list[int]:
     if not values or not all(type(i) is int and i >= 0 for i in values):
         raise ValueError(f"{name}: a non-empty list of non-negative integers is needed")
     return values
+
+
+def weights_number(folder: str, file: str) -> int:
+    """Which weights a file stands for: the scripted servers have none, so a safetensors file names them in its metadata.
+
+    Raises:
+        OSError, ValueError, LookupError: it cannot be read, or names none.
+    """
+    data = (Path(folder) / file).read_bytes()
+    header = orjson.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return int(header["__metadata__"]["scripted_weights"])
 
 
 def json_response(body: Any, status: int = 200) -> web.Response:

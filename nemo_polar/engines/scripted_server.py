@@ -5,7 +5,8 @@
     python -m nemo_polar.engines.scripted_server --port 0 --log engine.jsonl
 
 It prints its URL as JSON and serves until SIGTERM. It answers what ``VllmEngine`` asks for, in vLLM 0.32's own format: generate
-(streamed or not), abort by the *server's* id only, completions with prompt log-probabilities, pause and resume, models, health.
+(streamed or not), abort by the *server's* id only, completions with prompt log-probabilities, pause and resume, models, health,
+whole weights through our worker extension, adapters in place (weights files as ``weights_number`` reads them).
 ``POST /scripted/replies`` takes a JSON list of replies for the next requests. It is a test double: no tokenizer, no weights.
 """
 
@@ -18,7 +19,15 @@ from aiohttp import web
 
 from nemo_polar.engines.base import GenerateRequest
 from nemo_polar.engines.scripted_core import ScriptedCore, Step
-from nemo_polar.engines.scripted_http import Encoder, ScriptedHttp, core_from, json_response, options_parser, prompt_ids
+from nemo_polar.engines.scripted_http import (
+    Encoder,
+    ScriptedHttp,
+    core_from,
+    json_response,
+    options_parser,
+    prompt_ids,
+    weights_number,
+)
 from nemo_polar.engines.serve import LocalServer, run_until_signal
 from nemo_polar.errors import EngineOverflow
 from nemo_polar.types import SamplingParams, as_ids
@@ -31,6 +40,8 @@ class ScriptedServer(ScriptedHttp):
 
     def __init__(self, core: ScriptedCore):
         super().__init__(core)
+        self.adapters: set[str] = set()
+        """Names that are served beside the model's; all of them serve the same weights."""
         self.app.router.add_post("/inference/v1/generate", self._generate)
         self.app.router.add_post("/inference/v1/abort_requests", self._abort)
         self.app.router.add_post("/v1/completions", self._completions)
@@ -41,6 +52,8 @@ class ScriptedServer(ScriptedHttp):
         self.app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
         self.app.router.add_post("/update_weight_version", self._update_weight_version)
         self.app.router.add_get("/weight_info", self._weight_info)
+        self.app.router.add_post("/collective_rpc", self._collective_rpc)
+        self.app.router.add_post("/v1/load_lora_adapter", self._load_lora_adapter)
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
@@ -142,7 +155,8 @@ class ScriptedServer(ScriptedHttp):
             "parent": None,
             "max_model_len": options.max_context,
         }
-        return json_response({"object": "list", "data": [card]})
+        adapters = [{"id": name, "object": "model", "owned_by": "vllm", "parent": options.model} for name in self.adapters]
+        return json_response({"object": "list", "data": [card, *adapters]})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -156,14 +170,40 @@ class ScriptedServer(ScriptedHttp):
         return json_response({"status": "resumed"})
 
     async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
+        if self.core.running == 0:
+            self.core.drop_cache()
         return json_response({"success": self.core.running == 0})
 
     async def _weight_info(self, _: web.Request) -> web.Response:
         return json_response({"weight_version": str(self.core.weights_version)})
 
+    async def _collective_rpc(self, http: web.Request) -> web.Response:
+        body = await self._object(http)
+        if body.get("method") != "load_full":
+            return self._error(400, f"collective_rpc: the scripted server has no method {body.get('method')!r}")
+        try:
+            self.core.load_weights(weights_number(body["args"][0], "model.safetensors"))
+        except (OSError, ValueError, LookupError) as exc:
+            return json_response(_error_body(500, f"{exc!r}", "InternalServerError"), 500)
+        return json_response({"results": [{"layers": 1, "unused": [], "seconds": 0.0}]})
+
+    async def _load_lora_adapter(self, http: web.Request) -> web.Response:
+        body = await self._object(http)
+        name = str(body.get("lora_name"))
+        if name == self.core.options.model:
+            return self._error(400, f"The lora adapter '{name}' conflicts with a served base model.")
+        if name in self.adapters and not body.get("load_inplace"):
+            return self._error(400, f"The lora adapter '{name}' has already been loaded.")
+        try:
+            self.core.load_weights(weights_number(str(body["lora_path"]), "adapter_model.safetensors"))
+        except (OSError, ValueError, LookupError) as exc:
+            return json_response(_error_body(500, f"{exc!r}", "InternalServerError"), 500)
+        self.adapters.add(name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
     def _check_model(self, body: dict[str, Any]) -> web.Response | None:
         model = body.get("model")
-        if model is None or model == self.core.options.model:
+        if model is None or model == self.core.options.model or model in self.adapters:
             return None
         return json_response(_error_body(404, f"The model `{model}` does not exist.", "NotFoundError"), 404)
 

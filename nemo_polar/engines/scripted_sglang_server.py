@@ -7,9 +7,9 @@
 It prints its URL as JSON and serves until SIGTERM. It was built from the source of SGLang 0.5.23 (routes, request schema,
 events, metadata), not from recordings of a running server, and answers what ``SglangEngine`` asks for: ``/generate`` (streamed,
 each event repeating the reply or, with ``--incremental-streaming-output``, holding what is new; whole; as a scorer of prompts),
-abort by the beginning of a request id, pause, flush, continue, weights version, models, server and model info, health. ``text``
-is left out of answers, as with SGLang's ``--skip-tokenizer-init``. Where SGLang samples with top-p, top-k or min-p this
-refuses: its log-probabilities would be other ones than SGLang's.
+abort by the beginning of a request id, pause, flush, continue, weights from disk, weights version, models, server and model
+info, health. ``text`` is left out of answers, as with SGLang's ``--skip-tokenizer-init``. Where SGLang samples with top-p,
+top-k or min-p this refuses: its log-probabilities would be other ones than SGLang's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from nemo_polar.engines.scripted_http import (
     open_stream,
     options_parser,
     prompt_ids,
+    weights_number,
 )
 from nemo_polar.engines.serve import LocalServer, run_until_signal
 from nemo_polar.types import FinishReason, SamplingParams, TokenIds, as_ids
@@ -60,6 +61,7 @@ class ScriptedSglangServer(ScriptedHttp):
         self.app.router.add_post("/continue_generation", self._continue)
         self.app.router.add_route("*", "/flush_cache", self._flush)
         self.app.router.add_post("/update_weight_version", self._new_version)
+        self.app.router.add_post("/update_weights_from_disk", self._load)
         self.app.router.add_get("/v1/models", self._models)
         self.app.router.add_get("/model_info", self._model_info)
         self.app.router.add_get("/server_info", self._server_info)
@@ -223,7 +225,16 @@ class ScriptedSglangServer(ScriptedHttp):
     async def _flush(self, _: web.Request) -> web.Response:
         if self.core.running:
             return web.Response(status=400, text="Flush cache failed.\n")
+        self.core.drop_cache()
         return web.Response(text="Cache flushed.\n")
+
+    async def _load(self, http: web.Request) -> web.Response:
+        try:
+            self.core.load_weights(weights_number(str((await self._object(http))["model_path"]), "model.safetensors"))
+        except (OSError, ValueError, LookupError) as exc:
+            return json_response({"success": False, "message": f"{exc!r}", "num_paused_requests": 0}, 400)
+        self.core.drop_cache()
+        return json_response({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
 
     async def _new_version(self, http: web.Request) -> web.Response:
         if (await self._object(http)).get("abort_all_requests", True):

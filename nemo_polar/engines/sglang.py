@@ -137,7 +137,7 @@ class SglangEngine(TokenEngine):
 
     async def pause(self) -> None:
         """See ``Engine.pause``. It returns when no sample runs any more, which SGLang looks at once a second."""
-        await self._admin("/pause_generation", {"mode": "abort"})
+        await self.admin("/pause_generation", {"mode": "abort"})
 
     async def resume(self, weights_version: int) -> None:
         """See ``Engine.resume``.
@@ -147,13 +147,13 @@ class SglangEngine(TokenEngine):
                 just given; it stays paused then.
         """
         await retry_flush(self._flush, self._http.url)
-        await self._admin("/update_weight_version", {"new_version": str(weights_version), "abort_all_requests": False})
+        await self.admin("/update_weight_version", {"new_version": str(weights_version), "abort_all_requests": False})
         reported = await self.weights_version()
         if reported != weights_version:
             raise EngineError(
                 f"the engine at {self._http.url} reports weights version {reported} after it was set to {weights_version}"
             )
-        await self._admin("/continue_generation", {})
+        await self.admin("/continue_generation", {})
 
     async def weights_version(self) -> int | None:
         """See ``TellsWeights``: a server that was just started says "default", which is no number."""
@@ -166,9 +166,14 @@ class SglangEngine(TokenEngine):
             raise _explained(answer_error("POST /flush_cache", status, data))
         return status == 200
 
-    async def _admin(self, path: str, body: Any) -> None:
+    async def admin(self, path: str, body: Any = None, *, timeout: float = 60.0) -> Any:
+        """POST to one of the server's own routes for weights; its answer, text where it is no JSON.
+
+        Raises:
+            EngineError: it refuses, or has no such route.
+        """
         try:
-            await self._http.call("POST", path, body, headers=self._admin_headers, timeout=60.0)
+            return await self._http.call("POST", path, body, headers=self._admin_headers, timeout=timeout, text=True)
         except EngineProtocol as exc:
             raise _explained(exc) from exc
 

@@ -116,7 +116,7 @@ class VllmEngine(TokenEngine):
 
     async def pause(self) -> None:
         """See ``Engine.pause``."""
-        await self._admin("/pause?mode=abort")
+        await self.admin("/pause?mode=abort")
 
     async def resume(self, weights_version: int) -> None:
         """See ``Engine.resume``.
@@ -125,17 +125,22 @@ class VllmEngine(TokenEngine):
             EngineError: the server has no such routes, or could not drop its cache; it stays paused then.
         """
         await retry_flush(self._flush, self._http.url)
-        await self._admin("/update_weight_version", {"new_version": str(weights_version)})
-        await self._admin("/resume")
+        await self.admin("/update_weight_version", {"new_version": str(weights_version)})
+        await self.admin("/resume")
 
     async def _flush(self) -> bool:
-        answer = await self._admin("/reset_prefix_cache")
+        answer = await self.admin("/reset_prefix_cache")
         # vLLM answers 200 with success false while blocks are still held by samples that are ending.
         return not isinstance(answer, dict) or bool(answer.get("success", True))
 
-    async def _admin(self, path: str, body: Any = None) -> Any:
+    async def admin(self, path: str, body: Any = None, *, timeout: float = 60.0) -> Any:
+        """POST to one of the server's own routes for weights; its answer, text where it is no JSON.
+
+        Raises:
+            EngineError: it refuses, or has no such route.
+        """
         try:
-            return await self._http.call("POST", path, body, timeout=60.0)
+            return await self._http.call("POST", path, body, timeout=timeout, text=True)
         except EngineProtocol as exc:
             raise EngineError(f"{exc}; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment to update weights") from exc
 

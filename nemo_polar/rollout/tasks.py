@@ -8,6 +8,7 @@ line; all mistakes of a file are reported together. Reading a task file runs not
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,13 @@ NO_CHECKS: Mapping[str, Check] = MappingProxyType({})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
+def is_id(value: str) -> bool:
+    """Whether a task may be called so."""
+    return _ID.fullmatch(value) is not None
+
+
 def _identifier(value: str) -> str:
-    if not _ID.fullmatch(value):
+    if not is_id(value):
         raise ValueError("must be 1 to 100 letters, digits, '_' or '-', starting with a letter or a digit")
     return value
 
@@ -56,7 +62,27 @@ class TaskFile(Settings):
     source: RelativePath | None = None
     """Relative to the task file's folder."""
     text: str | None = None
+    base64: str | None = None
+    """What is not text, written out in base64; white space in it does not count."""
     executable: bool = False
+
+    def mistake(self) -> str | None:
+        """What is wrong with it by itself; None where nothing is. All but a ``source`` can then be read."""
+        if sum(given is not None for given in (self.source, self.text, self.base64)) != 1:
+            return "needs one of 'source', 'text' and 'base64'"
+        try:
+            self.written()
+        except UnicodeEncodeError:
+            return "'text' holds half of a surrogate pair, which no file can"
+        except ValueError as exc:
+            return f"'base64' is not base64: {exc}"
+        return None
+
+    def written(self) -> bytes:
+        """The contents that are written out; none where they lie in a file."""
+        if self.base64 is not None:
+            return base64.b64decode("".join(self.base64.split()), validate=True)
+        return (self.text or "").encode()
 
 
 class VerifierSpec(Settings):
@@ -106,7 +132,7 @@ class LoadedTask:
             if entry.executable:
                 executable.append(path)
             if entry.source is None:
-                files[path] = (entry.text or "").encode()
+                files[path] = entry.written()
                 continue
             try:
                 files[path] = (self.folder / entry.source).read_bytes()
@@ -194,8 +220,8 @@ def _one(
             problems.append(mistake(describe({**error, "loc": ()}).removeprefix(": "), *keys))
         return None, problems
     for name, file in task.files.items():
-        if (file.source is None) == (file.text is None):
-            problems.append(mistake("needs either 'source' or 'text'", "files", name))
+        if (wrong := file.mistake()) is not None:
+            problems.append(mistake(wrong, "files", name))
         elif file.source is not None:
             source = (path.parent / file.source).resolve()
             if not source.is_relative_to(path.parent.resolve()):

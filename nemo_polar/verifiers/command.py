@@ -13,6 +13,7 @@ should do so in a child process: code in the same process may print, exit or wri
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -56,6 +57,8 @@ class HiddenFile(Settings):
     source: str | None = None
     """Relative to the task file's folder."""
     text: str | None = None
+    base64: str | None = None
+    """What is not text, written out in base64; white space in it does not count."""
     executable: bool = False
 
     @model_validator(mode="before")
@@ -65,8 +68,13 @@ class HiddenFile(Settings):
 
     @model_validator(mode="after")
     def _one_of(self) -> HiddenFile:
-        if (self.source is None) == (self.text is None):
-            raise ValueError("needs either 'source' or 'text'")
+        if sum(given is not None for given in (self.source, self.text, self.base64)) != 1:
+            raise ValueError("needs one of 'source', 'text' and 'base64'")
+        if self.base64 is not None:
+            try:
+                _from_base64(self.base64)
+            except ValueError as exc:
+                raise ValueError(f"'base64' is not base64: {exc}") from exc
         return self
 
 
@@ -123,8 +131,8 @@ class CommandVerifier:
             else 0.0. ``reward_file``: what the command writes to ``reward_file``, a number
                 or ``{"reward": x, "components": {name: number}}``.
             reward_file: path inside the sandbox; what is there before the command runs is removed. files: path inside the
-            sandbox (relative ones are in the workspace) to a text, or to ``{source | text, executable}``. timeout: seconds
-            for each command; one that takes longer has failed, as the agent's code may loop for ever.
+            sandbox (relative ones are in the workspace) to a text, or to ``{source | text | base64, executable}``. timeout:
+            seconds for each command; one that takes longer has failed, as the agent's code may loop for ever.
 
         Raises:
             VerifierError: an argument is wrong; the message names it.
@@ -211,9 +219,15 @@ def _inside(path: str) -> str:
     return str(absolute)
 
 
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode("".join(text.split()), validate=True)
+
+
 def _content(task_dir: Path, path: str, file: HiddenFile) -> bytes:
     if file.text is not None:
         return file.text.encode()
+    if file.base64 is not None:
+        return _from_base64(file.base64)
     source = (task_dir / str(file.source)).resolve()
     if not source.is_relative_to(task_dir.resolve()):
         raise VerifierError(f"files: {path}: {file.source} leads out of the task's folder")

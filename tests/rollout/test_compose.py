@@ -18,11 +18,12 @@ NEEDED = ["env.tasks=[t.yaml]", "engine.url=http://127.0.0.1:1", "policy.codec.t
 
 def test_a_members_of_each_group_composes_with_the_others() -> None:
     members = {group: sorted(p.stem for p in (config_dir("conf") / group).glob("*.yaml")) for group in ("harness", "sandbox")}
-    assert members == {"harness": registry.names("harnesses"), "sandbox": ["local", "process"]}
+    assert members == {"harness": registry.names("harnesses"), "sandbox": registry.names("sandboxes")}
     for harness in members["harness"]:
         for sandbox in members["sandbox"]:
-            command = ["harness.options.command=x"] if harness == "shell" else []
-            found = load_settings(None, [*NEEDED, f"harness={harness}", f"sandbox={sandbox}", *command])
+            needs = ["harness.options.command=x"] if harness == "shell" else []
+            needs += ["sandbox.options.provider=x"] if sandbox == "gym" else []
+            found = load_settings(None, [*NEEDED, f"harness={harness}", f"sandbox={sandbox}", *needs])
             assert (found.harness.name, found.sandbox.name) == (harness, sandbox)
 
 

@@ -162,3 +162,22 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
 def test_a_yaml_that_contains_itself_does_not_hang(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError):
         load_tasks([write(tmp_path, "tasks: &t\n  - *t\n")])
+
+
+def test_a_file_that_is_no_text_can_be_written_out_in_base64(tmp_path: Path) -> None:
+    [loaded] = load_tasks([write(tmp_path, GOOD.replace("source: run.sh", 'base64: "AP\\n 8="'))])
+    assert loaded.workspace()[0]["run.sh"] == b"\0\xff"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    {
+        "not base64": ("base64: AP8", "base64"),
+        "not ASCII": ("base64: 'é'", "base64"),
+        "two of them": ("text: a, base64: AP8=", "one of"),
+    }.values(),
+)
+def test_what_cannot_be_a_file_is_refused_without_its_contents(tmp_path: Path, entry: str, said: str) -> None:
+    with pytest.raises(TaskFileError, match=said) as caught:
+        load_tasks([write(tmp_path, GOOD.replace("source: run.sh", entry))])
+    assert (caught.value.field, caught.value.line) == ("tasks[0].files.run.sh", 8) and "AP8" not in str(caught.value)

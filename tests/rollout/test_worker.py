@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,6 +61,24 @@ async def serving(tmp_path: Path, command: str, **changes: Any) -> AsyncIterator
         yield worker
 
 
+async def written(path: Path) -> str:
+    """What a harness has written, once it has."""
+
+    def wait() -> str:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            if path.exists() and (text := path.read_text().strip()):
+                return text
+            time.sleep(0.02)
+        raise TimeoutError(path)
+
+    return await asyncio.to_thread(wait)
+
+
+def running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 async def test_a_rollout_comes_with_its_turns_and_requests_and_the_folder_audits(tmp_path: Path) -> None:
     async with serving(tmp_path, f'python3 -c "{ASK}"') as worker:
         who = Identity("t.0", "t", "g")
@@ -96,24 +115,21 @@ async def test_an_id_is_used_once(tmp_path: Path) -> None:
 async def test_a_cancelled_rollout_is_recorded_and_leaves_no_process(tmp_path: Path) -> None:
     async with serving(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 600") as worker:
         task = asyncio.create_task(worker.rollout(a_task(), Identity("t.0", "t", "g")))
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
-            await asyncio.sleep(0.02)
-        pid = int((tmp_path / "pid").read_text())
+        pid = int(await written(tmp_path / "pid"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not Path(f"/proc/{pid}").exists()
+        assert not running(pid)
         assert worker.under_way == 0
         (trajectory,) = read_trajectories(worker.folder.trajectories)
         assert trajectory.status is Status.CANCELLED and trajectory.reward is None
 
 
 async def test_stopping_cancels_what_is_under_way_and_refuses_more(tmp_path: Path) -> None:
-    worker = Worker(worker_settings(tmp_path, f"touch {tmp_path}/begun; sleep 600"))
+    worker = Worker(worker_settings(tmp_path, f"echo 1 > {tmp_path}/begun; sleep 600"))
     await worker.start()
     task = asyncio.create_task(worker.rollout(a_task(), Identity("t.0", "t", "g")))
-    while not (tmp_path / "begun").exists():
-        await asyncio.sleep(0.02)
+    await written(tmp_path / "begun")
     await worker.stop()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -127,7 +143,7 @@ async def test_stopping_cancels_what_is_under_way_and_refuses_more(tmp_path: Pat
 async def test_a_worker_that_cannot_start_leaves_nothing_open(tmp_path: Path) -> None:
     settings = worker_settings(tmp_path, "true", engine={"name": "vllm", "url": "http://127.0.0.1:9"})
     worker = Worker(settings)
-    with pytest.raises(Exception, match="127.0.0.1:9"):
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
         await worker.start()
     await worker.stop()
     async with Worker(worker_settings(tmp_path, "true")):

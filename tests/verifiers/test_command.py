@@ -202,3 +202,10 @@ async def test_isolated_python_is_not_led_astray_by_modules_the_agent_left(sandb
     await agent_leaves(sandbox, script)
     files = {"check.py": "import json, sys\nsys.exit(7)\n"}
     assert (await verify(sandbox, tmp_path, command=[python, "-I", "check.py"], files=files)).reward == 0.0
+
+
+async def test_a_hidden_file_in_base64_is_put_in_place_as_its_bytes(sandbox: Sandbox, tmp_path: Path) -> None:
+    verdict = await verify(sandbox, tmp_path, command="test $(wc -c < a.bin) = 2", files={"a.bin": {"base64": "AP8="}})
+    assert verdict.reward == 1.0
+    with pytest.raises(VerifierError, match="not base64"):
+        CommandVerifier(command="true", files={"a.bin": {"base64": "AP8"}})
