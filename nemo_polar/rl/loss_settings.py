@@ -61,8 +61,7 @@ class LossSettings(Settings):
     """Weigh each token's surrogate by its probability at the start of the step over that in the engine."""
     truncated_importance_sampling_type: Truncation | None = None
     """``tis``: weights are clamped to the bounds. ``icepop``: tokens outside have weight 0. ``seq-mask-tis``: all tokens of a
-    sequence whose geometric mean is outside have weight 0, others keep theirs as it is. Without the correction only
-    measured."""
+    sequence whose geometric mean is outside have weight 0, others keep theirs as it is. None: weights are as they are."""
     truncated_importance_sampling_ratio: float | None = Field(default=None, gt=0)
     """Upper bound."""
     truncated_importance_sampling_ratio_min: float | None = Field(default=None, ge=0)
@@ -126,6 +125,8 @@ class LossSettings(Settings):
             if high is not None or low is not None:
                 raise ValueError("truncated_importance_sampling_type: is not set, but a bound is")
             return self
+        if not self.use_importance_sampling_correction:
+            raise ValueError("truncated_importance_sampling_type: needs use_importance_sampling_correction=true")
         if high is None:
             raise ValueError(f"truncated_importance_sampling_ratio: {kind} needs it")
         if low is None and kind != "tis":
