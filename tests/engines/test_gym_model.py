@@ -34,6 +34,7 @@ from nemo_polar.types import (
     Text,
     TokenIds,
     ToolCall,
+    ToolResult,
     ToolSpec,
     as_ids,
 )
@@ -119,6 +120,7 @@ async def test_reasoning_stands_in_think_tags_and_a_developer_is_a_system_messag
         Message(Role.DEVELOPER, (Text("Be brief."),)),
         user(),
         Message(Role.ASSISTANT, (Reasoning("hm"), ToolCall("c1", "write", "{}"))),
+        Message(Role.TOOL, (ToolResult("c1", (Text("written"),)),)),
     )
     async with scripted_vllm(written("ok")) as (routes, url), gym_engine(url) as (_, engine):
         await collect(engine, asking(*history))
@@ -240,7 +242,8 @@ async def test_a_session_keeps_its_cookie_and_so_its_replica():
 async def test_the_proxy_extends_what_is_rendered_alike_and_forks_what_is_not(tmp_path: Path):
     """'<tool_call>' in odd spacing is sampled, and rendered back in the template's own: ids differ, the line forks."""
     plain, odd = "fine", '<tool_call>\n{"name":   "write", "arguments": {"path": "a"}}\n</tool_call>'
-    async with scripted_vllm(written(plain), written(odd), written("done")) as (_, url), gym_engine(url) as (_, engine):
+    first = written("drawn by connect, to see that ids come with it")
+    async with scripted_vllm(first, *map(written, (plain, odd, "done"))) as (_, url), gym_engine(url) as (_, engine):
         async with running(tmp_path, engine=engine) as rig:
             client = await rig.session()
             history: list[dict[str, Any]] = [{"role": "user", "content": "one"}]
