@@ -5,24 +5,20 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import orjson
 
+from nemo_polar.child import signalled_with_parent
 from nemo_polar.errors import EngineUnavailable
 
-_PR_SET_PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _START_SECONDS = 60.0
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Measured:
@@ -44,7 +40,7 @@ class Measured:
                 stderr=errors,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(signalled_with_parent, signal.SIGTERM),
             )
         return cls(name, process, log)
 

@@ -7,6 +7,7 @@ Unknown keys are errors. Nothing here reads the environment or the disk.
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +19,35 @@ class Settings(BaseModel):
     """Base: frozen, and a misspelt key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WrittenFile(Settings):
+    """A file that is named by where it lies, or written out."""
+
+    source: str | None = None
+    """Relative to the task file's folder."""
+    text: str | None = None
+    base64: str | None = None
+    """What is not text, written out in base64; white space in it does not count."""
+    executable: bool = False
+
+    def mistake(self) -> str | None:
+        """What is wrong with it by itself; None where nothing is. All but a ``source`` can then be read."""
+        if sum(given is not None for given in (self.source, self.text, self.base64)) != 1:
+            return "needs one of 'source', 'text' and 'base64'"
+        try:
+            self.written()
+        except UnicodeEncodeError:
+            return "'text' holds half of a surrogate pair, which no file can"
+        except ValueError as exc:
+            return f"'base64' is not base64: {exc}"
+        return None
+
+    def written(self) -> bytes:
+        """The contents that are written out; none where they lie in a file."""
+        if self.base64 is not None:
+            return base64.b64decode("".join(self.base64.split()), validate=True)
+        return (self.text or "").encode()
 
 
 class SamplingPolicy(Settings):

@@ -14,18 +14,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from nemo_polar.rollout.roller import first_root
 from nemo_polar.types import Kind, Trace, Turn
 
 MainChoice: TypeAlias = Literal["first_prompt", "most_tokens"]
 """How the trace is chosen. ``first_prompt``: of those that begin with the group's first prompt, the one with the most trainable
 tokens; NeMo RL forms its groups by equal first prompts. ``most_tokens``: the one with the most trainable tokens of all main
 lines, for a harness that compacts its history early and works on after it."""
-
-
-def first_root(turns: Sequence[Turn]) -> Turn | None:
-    """The turn whose prompt is the rollout's first on the main line (what ``roller.root_hash`` hashes); None: no call."""
-    roots = [turn for turn in turns if turn.parent is None and turn.kind is Kind.MAIN]
-    return min(roots, key=lambda turn: turn.id, default=None)
 
 
 def choose(traces: Sequence[Trace], turns: Sequence[Turn], choice: MainChoice = "first_prompt") -> Trace | None:

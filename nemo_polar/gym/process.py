@@ -9,7 +9,6 @@ them fails to start. Other processes are never touched.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from nemo_polar.child import signalled_with_parent
 from nemo_polar.errors import ConfigError
 from nemo_polar.gym.command import Command
 
@@ -29,7 +29,6 @@ PATIENCE_SECONDS = 60.0
 """For a command to end after the first signal."""
 TERM_SECONDS = 5.0
 """For what is left of the group to end by itself."""
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def check_port(port: int) -> None:
 
 def _interrupt_with_parent() -> None:
     """In the child, before it starts: be interrupted when the parent dies; have signals at their defaults."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    signalled_with_parent(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

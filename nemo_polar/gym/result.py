@@ -15,10 +15,11 @@ from typing import Any
 from nemo_polar.errors import ConfigError, GymError
 from nemo_polar.gym.contiguity import check_contiguous
 from nemo_polar.gym.items import Written, write_items
-from nemo_polar.gym.main_trace import MainChoice, choose, first_root, leaf_of, own, starts_with
+from nemo_polar.gym.main_trace import MainChoice, choose, leaf_of, own, starts_with
 from nemo_polar.gym.plain import plain
 from nemo_polar.gym.trace_json import main_to_json, trace_to_json
 from nemo_polar.rollout.rolled import Rolled
+from nemo_polar.rollout.roller import first_root
 from nemo_polar.trajectory.records import Request
 from nemo_polar.types import Status, Trace, Turn
 
@@ -110,15 +111,25 @@ def _failure(rolled: Rolled, row: Mapping[str, Any]) -> dict[str, Any]:
     if not status.infra:
         kind, message = FAILURE_KINDS[Status.VERIFIER_FAILED], f"the rollout ended as {status.value} without a reward"
     return {
+        **failure_row(row, kind, plain(message)),
+        **({NO_PERSIST: True} if status is Status.CANCELLED else {}),
+        KEY: {**_about(rolled), "main": None, "traces": []},
+    }
+
+
+def failure_row(row: Mapping[str, Any], kind: str, message: str, *, terminal: bool = False) -> dict[str, Any]:
+    """Gym's failure for a row whose rollout came to no result of its own; with no reward, and no response.
+
+    ``terminal``: a resumed collection need not run the row again.
+    """
+    return {
         **_kept(row),
         "mask_sample": True,
         "failure_kind": kind,
-        "failure_reason": plain(message),
+        "failure_reason": message,
         FAILURE_CLASS: kind,
-        "_ng_failure_terminal": False,
-        "_ng_failure_message": plain(message),
-        **({NO_PERSIST: True} if status is Status.CANCELLED else {}),
-        KEY: {**_about(rolled), "main": None, "traces": []},
+        "_ng_failure_terminal": terminal,
+        "_ng_failure_message": message,
     }
 
 

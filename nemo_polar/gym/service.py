@@ -138,12 +138,9 @@ def run_settings(settings: GymAgentSettings, route: Route) -> RunSettings:
     Raises:
         ConfigError: a key is wrong, or a value is missing (the tokenizer, say).
     """
-    known = {path.stem for path in (config_dir("conf") / "harness").glob("*.yaml")}
-    groups = ["env=external"]
-    if settings.harness in known:
-        groups.append(f"harness={settings.harness}")
-    if (config_dir("conf") / "sandbox" / f"{settings.sandbox}.yaml").is_file():
-        groups.append(f"sandbox={settings.sandbox}")
+    chosen = {"env": "external", "harness": settings.harness, "sandbox": settings.sandbox}
+    conf = config_dir("conf")
+    groups = [f"{group}={name}" for group, name in chosen.items() if (conf / group / f"{name}.yaml").is_file()]
 
     def adapt(config: Any, overridden: Sequence[str]) -> None:
         from omegaconf import OmegaConf

@@ -1,14 +1,36 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a NeMo Gym config says about Polar: the keys of the agent's block that are ours. Reads nothing, imports no Gym."""
+"""What a NeMo Gym config says about Polar: the keys of a server's block that are ours. Reads no file, imports no Gym."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from nemo_polar.errors import ConfigError
 from nemo_polar.settings import Settings
+
+GYM_KEYS = frozenset({"datasets", "domain", "description", "value", "verified", "allowed_agents"})
+"""What Gym itself may leave in a server's block beside the fields of its own config class."""
+
+_S = TypeVar("_S", bound=Settings)
+
+
+def from_block(model: type[_S], server: str, block: Mapping[str, Any], **given: Any) -> _S:
+    """The settings in a server's block: ``block`` is what Gym's own config class has no field for, over what is ``given``.
+
+    Raises:
+        ConfigError: a key is unknown, or a value wrong; names the server and the field.
+    """
+    try:
+        return model.model_validate({**given, **{key: value for key, value in block.items() if key not in GYM_KEYS}})
+    except ValidationError as exc:
+        first = exc.errors(include_input=False)[0]
+        field = ".".join(str(key) for key in first["loc"])
+        known = f"; there are {', '.join(model.model_fields)}" if first["type"] == "extra_forbidden" else ""
+        raise ConfigError(f"{server}: {field}: {first['msg'].lower()}{known}") from exc
 
 
 class GymAgentSettings(Settings):

@@ -23,6 +23,7 @@ from typing import Any
 
 from nemo_polar.errors import ConfigError
 from nemo_polar.trajectory.store import ENGINE_LOG, JOURNAL, MANIFEST, TRAJECTORIES
+from nemo_polar.whole import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,4 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

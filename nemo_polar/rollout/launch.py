@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import dataclasses
 import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nemo_polar.child import signalled_with_parent
 from nemo_polar.engines.local_vllm import LocalVllm, VllmOptions
 from nemo_polar.errors import ConfigError, EngineUnavailable
 from nemo_polar.rollout.folder import RunFolder
@@ -22,7 +23,6 @@ from nemo_polar.settings import EngineSettings, PolicySettings
 from nemo_polar.trajectory.store import replica_log
 
 RELAY_SECONDS = 20.0
-_PR_SET_PDEATHSIG = 1
 
 
 @asynccontextmanager
@@ -74,10 +74,6 @@ def _local_vllm(engine: EngineSettings, policy: PolicySettings, folder: RunFolde
     )
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 @asynccontextmanager
 async def _relay(upstream: str, log: Path, output: Path) -> AsyncIterator[str]:
     """The recording relay as a process of its own, so that its log shares nothing with the proxy."""
@@ -89,7 +85,7 @@ async def _relay(upstream: str, log: Path, output: Path) -> AsyncIterator[str]:
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(signalled_with_parent, signal.SIGTERM),
         )
     assert process.stdout is not None
     try:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from nemo_polar.cancellation import uninterrupted
 from nemo_polar.rollout.attempt import Identity, Workshop
 from nemo_polar.rollout.rolled import Rolled
-from nemo_polar.rollout.roller import Build, Recorder, Roller
+from nemo_polar.rollout.roller import Build, Recorder, Roller, prompt_hash
 from nemo_polar.rollout.tasks import LoadedTask
 from nemo_polar.types import Kind, Status, Trajectory
 
@@ -45,14 +44,18 @@ class Progress:
             self.prompts[trajectory.group_id].add(rolled.first_prompt)
         self.statuses[trajectory.status] += 1
 
+    def note_retry(self) -> None:
+        """Count an attempt that is followed by another."""
+        self.retried += 1
+
 
 def first_prompt_hash(trajectory: Trajectory) -> str | None:
-    """The same of a finished rollout, as far as its traces hold that prompt."""
+    """``roller.root_hash`` of a finished rollout, as far as its traces hold that prompt."""
     roots = [t for t in trajectory.traces if t.kind is Kind.MAIN and t.spans and t.spans[0].role == "prompt"]
     if not roots:
         return None
     first = min(roots, key=lambda t: t.spans[0].turn)
-    return hashlib.sha256(first.token_ids[: first.spans[0].end].tobytes()).hexdigest()[:16]
+    return prompt_hash(first.token_ids[: first.spans[0].end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,13 @@ class Pipeline:
         earlier: Earlier | None = None,
     ) -> None:
         self._shop = shop
-        self._roller = Roller(shop, build, recorder, ended=self._ended, retried=self._retried)
         self._earlier = earlier or Earlier()
         every = planned(tasks, shop.settings.group_size)
         self._queue = [(loaded, who) for loaded, who in every if who.rollout_id not in self._earlier.kept]
         self._workers: list[asyncio.Task[None]] = []
         self._cancelled = False
         self.progress = progress_of(len(every), self._earlier)
+        self._roller = Roller(shop, build, recorder, ended=self._ended, retried=self.progress.note_retry)
         self.trajectories: list[Trajectory] = list(self._earlier.kept.values())
 
     def cancel(self) -> None:
@@ -146,9 +149,6 @@ class Pipeline:
     def _ended(self, rolled: Rolled) -> None:
         self.trajectories.append(rolled.trajectory)
         self.progress.note(rolled)
-
-    def _retried(self) -> None:
-        self.progress.retried += 1
 
 
 async def _all_ended(workers: Sequence[asyncio.Task[None]]) -> None:

@@ -23,7 +23,7 @@ from nemo_polar.rollout.status import failure
 from nemo_polar.rollout.tasks import LoadedTask
 from nemo_polar.settings import SamplingPolicy
 from nemo_polar.trajectory.kinds import classify
-from nemo_polar.types import Kind, MaskReason, Status, Trace, Trajectory, Turn
+from nemo_polar.types import Kind, MaskReason, Status, TokenIds, Trace, Trajectory, Turn
 
 Built: TypeAlias = tuple[tuple[Trace, ...], Mapping[MaskReason, int]]
 Build: TypeAlias = Callable[[str, list[Turn], bool], Built]
@@ -146,10 +146,20 @@ class Roller:
         return rolled
 
 
+def first_root(turns: Sequence[Turn]) -> Turn | None:
+    """The turn whose prompt is the rollout's first on the main line; None: no call."""
+    return min((t for t in turns if t.parent is None and t.kind is Kind.MAIN), key=lambda t: t.id, default=None)
+
+
 def root_hash(turns: Sequence[Turn]) -> str | None:
-    """Hash of the first prompt's token ids on the main line; None when there was no call."""
-    root = next((t for t in turns if t.parent is None and t.kind is Kind.MAIN), None)
-    return None if root is None else hashlib.sha256(root.prompt_delta.tobytes()).hexdigest()[:16]
+    """``prompt_hash`` of the first prompt on the main line; None when there was no call."""
+    root = first_root(turns)
+    return None if root is None else prompt_hash(root.prompt_delta)
+
+
+def prompt_hash(token_ids: TokenIds) -> str:
+    """What first prompts are compared by."""
+    return hashlib.sha256(token_ids.tobytes()).hexdigest()[:16]
 
 
 async def _outcome(attempt: Attempt) -> tuple[Status, str | None]:

@@ -8,7 +8,6 @@ line; all mistakes of a file are reported together. Reading a task file runs not
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from nemo_polar.errors import PolarError, RegistryError, TaskFileError
 from nemo_polar.rollout.compose import describe
 from nemo_polar.rollout.marked import Marked, read_jsonl, read_yaml
-from nemo_polar.settings import Budget, Settings
+from nemo_polar.settings import Budget, Settings, WrittenFile
 
 Check = Callable[["Task"], object]
 """Raises one of our errors when a block of a task names a plug-in, or an option of one, that does not exist."""
@@ -56,33 +55,11 @@ def _file(value: Any) -> Any:
 RelativePath = Annotated[str, AfterValidator(_inside)]
 
 
-class TaskFile(Settings):
+class TaskFile(WrittenFile):
     """A file of the workspace: written out, or lying beside the task file. Just its text is short for the former."""
 
     source: RelativePath | None = None
     """Relative to the task file's folder."""
-    text: str | None = None
-    base64: str | None = None
-    """What is not text, written out in base64; white space in it does not count."""
-    executable: bool = False
-
-    def mistake(self) -> str | None:
-        """What is wrong with it by itself; None where nothing is. All but a ``source`` can then be read."""
-        if sum(given is not None for given in (self.source, self.text, self.base64)) != 1:
-            return "needs one of 'source', 'text' and 'base64'"
-        try:
-            self.written()
-        except UnicodeEncodeError:
-            return "'text' holds half of a surrogate pair, which no file can"
-        except ValueError as exc:
-            return f"'base64' is not base64: {exc}"
-        return None
-
-    def written(self) -> bytes:
-        """The contents that are written out; none where they lie in a file."""
-        if self.base64 is not None:
-            return base64.b64decode("".join(self.base64.split()), validate=True)
-        return (self.text or "").encode()
 
 
 class VerifierSpec(Settings):

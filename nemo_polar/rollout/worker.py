@@ -94,7 +94,7 @@ class Worker:
             shop = make_shop(settings, self._harness, proxy, folder, scratch)
             recorder = FolderRecorder(folder, proxy.journal)
             build = make_build(settings.traces)
-            self._roller = Roller(shop, build, recorder, ended=self._count, retried=self._count_retry)
+            self._roller = Roller(shop, build, recorder, ended=self.progress.note, retried=self.progress.note_retry)
         except BaseException:
             await uninterrupted(stack.aclose())
             raise
@@ -166,12 +166,6 @@ class Worker:
                 return reader.requests(turns[0].session_id)
         except JournalError as exc:
             raise JournalError(f"the requests of a rollout that was recorded cannot be read back: {exc}") from exc
-
-    def _count(self, rolled: Rolled) -> None:
-        self.progress.note(rolled)
-
-    def _count_retry(self) -> None:
-        self.progress.retried += 1
 
 
 async def _all(tasks: set[asyncio.Task[Rolled]]) -> None:

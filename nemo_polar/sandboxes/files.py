@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from nemo_polar.errors import SandboxError
+from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPY_CHUNK = 1024 * 1024
@@ -77,6 +78,16 @@ class Folders:
             if pure.is_relative_to(inside):
                 return host, pure.relative_to(inside).parts
         raise SandboxError(f"{path!r} is not inside {', '.join(self.mounts)}")
+
+    def on_host(self, word: str, toolchain: Path | None) -> str:
+        """``word``, or if it is a path in WORKDIR, HOME or TOOLCHAIN the host path that this stands for."""
+        roots = {inside: self.mounts[inside] for inside in (WORKDIR, HOME)}
+        if toolchain is not None:
+            roots[TOOLCHAIN] = toolchain
+        for inside, host in roots.items():
+            if word == inside or (word.startswith(inside + "/") and not any(c.isspace() for c in word)):
+                return f"{host}{word[len(inside) :]}"
+        return word
 
     def write(self, path: str, data: bytes, mode: int) -> None:
         """Write one file whole, or not at all; folders on the way are made, and a link or file at ``path`` itself is replaced.

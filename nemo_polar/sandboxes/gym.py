@@ -158,15 +158,7 @@ class GymSandbox(HostSandbox):
 
     def inside_path(self, word: str) -> str:
         """``word``; or, on this host's files, the host path that a path in WORKDIR, HOME or TOOLCHAIN stands for."""
-        if not self._facts.shared_files:
-            return word
-        roots = {inside: self.folders.mounts[inside] for inside in (WORKDIR, HOME)}
-        if self.spec.toolchain is not None:
-            roots[TOOLCHAIN] = self.spec.toolchain
-        for inside, host in roots.items():
-            if word == inside or (word.startswith(inside + "/") and not any(c.isspace() for c in word)):
-                return f"{host}{word[len(inside) :]}"
-        return word
+        return self.folders.on_host(word, self.spec.toolchain) if self._facts.shared_files else word
 
     async def exec(
         self,

@@ -28,7 +28,7 @@ from typing import ClassVar
 from nemo_polar.cancellation import uninterrupted
 from nemo_polar.errors import SandboxError
 from nemo_polar.sandboxes import relay
-from nemo_polar.sandboxes.base import HOME, TOOLCHAIN, WORKDIR, ExecResult
+from nemo_polar.sandboxes.base import WORKDIR, ExecResult
 from nemo_polar.sandboxes.bubblewrap import environment
 from nemo_polar.sandboxes.host import HostSandbox
 from nemo_polar.sandboxes.run import run
@@ -57,13 +57,7 @@ class ProcessSandbox(HostSandbox):
 
     def host_path(self, word: str) -> str:
         """``word``, or if it is a path in WORKDIR, HOME or TOOLCHAIN the host path that this stands for."""
-        roots = {inside: self.folders.mounts[inside] for inside in (WORKDIR, HOME)}
-        if self.spec.toolchain is not None:
-            roots[TOOLCHAIN] = self.spec.toolchain
-        for inside, host in roots.items():
-            if word == inside or (word.startswith(inside + "/") and not any(c.isspace() for c in word)):
-                return f"{host}{word[len(inside) :]}"
-        return word
+        return self.folders.on_host(word, self.spec.toolchain)
 
     async def exec(
         self,

@@ -21,6 +21,7 @@ from nemo_polar.errors import JournalError
 from nemo_polar.settings import SamplingPolicy, Settings, TracePolicy
 from nemo_polar.trajectory.codec import array_from_dict, array_to_dict, dumps, loads
 from nemo_polar.types import ForkReason, Kind, MaskReason, Span, Status, Trace, Trajectory
+from nemo_polar.whole import write_whole
 
 TRAJECTORIES = "trajectories.jsonl"
 MANIFEST = "manifest.json"
@@ -70,15 +71,9 @@ def write_manifest(run_dir: Path, manifest: Manifest) -> None:
         JournalError: the folder cannot be written.
     """
     target = Path(run_dir) / MANIFEST
-    draft = target.with_suffix(f".{os.getpid()}.tmp")
     try:
-        with draft.open("w") as file:
-            file.write(manifest.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+        write_whole(target, manifest.model_dump_json(indent=2).encode() + b"\n")
     except OSError as exc:
-        draft.unlink(missing_ok=True)
         raise JournalError(f"{target} cannot be written: {exc}") from exc
 
 

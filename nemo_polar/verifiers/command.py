@@ -13,7 +13,6 @@ should do so in a child process: code in the same process may print, exit or wri
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import re
@@ -27,7 +26,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from nemo_polar.errors import VerifierError
 from nemo_polar.sandboxes.base import HOME, WORKDIR, ExecResult, Sandbox
-from nemo_polar.settings import Settings
+from nemo_polar.settings import Settings, WrittenFile
 from nemo_polar.verifiers.base import Evidence, Verdict
 
 _REWARD_FILE = f"{HOME}/reward.json"
@@ -51,15 +50,8 @@ rm -rf -- "$1"
 """
 
 
-class HiddenFile(Settings):
+class HiddenFile(WrittenFile):
     """A file that the agent never saw: written out, or lying beside the task file."""
-
-    source: str | None = None
-    """Relative to the task file's folder."""
-    text: str | None = None
-    base64: str | None = None
-    """What is not text, written out in base64; white space in it does not count."""
-    executable: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -68,13 +60,8 @@ class HiddenFile(Settings):
 
     @model_validator(mode="after")
     def _one_of(self) -> HiddenFile:
-        if sum(given is not None for given in (self.source, self.text, self.base64)) != 1:
-            raise ValueError("needs one of 'source', 'text' and 'base64'")
-        if self.base64 is not None:
-            try:
-                _from_base64(self.base64)
-            except ValueError as exc:
-                raise ValueError(f"'base64' is not base64: {exc}") from exc
+        if (wrong := self.mistake()) is not None:
+            raise ValueError(wrong)
         return self
 
 
@@ -219,16 +206,10 @@ def _inside(path: str) -> str:
     return str(absolute)
 
 
-def _from_base64(text: str) -> bytes:
-    return base64.b64decode("".join(text.split()), validate=True)
-
-
 def _content(task_dir: Path, path: str, file: HiddenFile) -> bytes:
-    if file.text is not None:
-        return file.text.encode()
-    if file.base64 is not None:
-        return _from_base64(file.base64)
-    source = (task_dir / str(file.source)).resolve()
+    if file.source is None:
+        return file.written()
+    source = (task_dir / file.source).resolve()
     if not source.is_relative_to(task_dir.resolve()):
         raise VerifierError(f"files: {path}: {file.source} leads out of the task's folder")
     try:

@@ -27,7 +27,7 @@ from nemo_polar.types import (
     Turn,
 )
 from tests.gym.made import asked, drawn, rolled, turn
-from tests.gym.strategies import policies, trees
+from tests.support.tree_strategies import policies, trees
 
 ABORT = FinishReason.ABORT
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_polar.gym.main_trace import choose, first_root, own, trained_turns
+from nemo_polar.gym.main_trace import choose, own, trained_turns
 from nemo_polar.rollout.rolled import Rolled
+from nemo_polar.rollout.roller import first_root
 from nemo_polar.settings import TracePolicy
 from nemo_polar.types import FinishReason, ForkReason, Kind, Trace
 from tests.gym.made import drawn, rolled, turn
-from tests.gym.strategies import policies, trees
+from tests.support.tree_strategies import policies, trees
 
 choices = st.sampled_from(["first_prompt", "most_tokens"])
 

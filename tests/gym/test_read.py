@@ -23,7 +23,7 @@ from nemo_polar.gym.result import KEY, gym_result
 from nemo_polar.gym.trace_json import floats
 from nemo_polar.types import FinishReason, Kind, Status, Trace
 from tests.gym.made import ROW, drawn, failed, rolled, turn
-from tests.gym.strategies import policies, trees
+from tests.support.tree_strategies import policies, trees
 
 
 def same(a: Trace, b: Trace) -> bool:

@@ -18,7 +18,7 @@ from nemo_polar.rollout.rolled import Rolled
 from nemo_polar.settings import TracePolicy
 from nemo_polar.types import FinishReason, Kind, Message, Role, Status, Text, ToolSpec
 from tests.gym.made import ROW, asked, drawn, failed, rolled, turn
-from tests.gym.strategies import policies, trees
+from tests.support.tree_strategies import policies, trees
 
 INFRA = [status for status in Status if status.infra]
 

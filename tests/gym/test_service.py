@@ -19,7 +19,7 @@ from nemo_polar.gym.service import GymService
 from nemo_polar.gym.settings import GymAgentSettings
 from nemo_polar.rollout.audited import audit_folder
 from nemo_polar.verifiers.base import Evidence, Verdict
-from tests.rollout.test_worker import ASK
+from tests.support.asking import ASK
 from tests.support.engines import scripted_server
 from tests.support.tiny import HERMES, write_tiny_tokenizer
 

@@ -24,13 +24,8 @@ from nemo_polar.settings import RunSettings, SamplingPolicy
 from nemo_polar.trajectory.records import JournalReader
 from nemo_polar.trajectory.store import read_trajectories
 from nemo_polar.types import Status
+from tests.support.asking import ASK
 from tests.support.tiny import HERMES, write_tiny_tokenizer
-
-ASK = (
-    "import json, os, urllib.request as u; r = u.Request(os.environ['POLAR_BASE_URL'] + '/chat/completions', "
-    "json.dumps({'model': 'polar', 'messages': [{'role': 'user', 'content': os.environ['POLAR_INSTRUCTION']}]}).encode(), "
-    "{'Authorization': 'Bearer ' + os.environ['POLAR_API_KEY'], 'Content-Type': 'application/json'}); u.urlopen(r).read()"
-)
 
 
 def worker_settings(tmp_path: Path, command: str, **changes: Any) -> RunSettings:

@@ -30,14 +30,7 @@ from nemo_polar.types import (
     as_logprobs,
 )
 from tests.support.runs import FakePolicy, draw_tree
-
-policies = st.builds(
-    TracePolicy,
-    train_kinds=st.sets(st.sampled_from([Kind.SUBAGENT, Kind.COMPACTION, Kind.AUXILIARY])).map(lambda s: (Kind.MAIN, *s)),
-    max_trace_tokens=st.none() | st.integers(1, 120),
-    train_unrescorable=st.booleans(),
-)
-trees = st.tuples(st.integers(0, 2**32), st.integers(0, 25))
+from tests.support.tree_strategies import policies, trees
 
 
 def drawn(tree: tuple[int, int]) -> tuple[FakePolicy, list[Turn]]:

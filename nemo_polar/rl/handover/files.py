@@ -22,8 +22,9 @@ from pydantic import Field, ValidationError
 from nemo_polar.engines.base import Engine
 from nemo_polar.errors import DamagedWeights, HandoverFailed
 from nemo_polar.rl.handover.base import Handover
-from nemo_polar.rl.handover.weights_file import MANIFEST, read_manifest, verify, write_whole
+from nemo_polar.rl.handover.weights_file import MANIFEST, read_manifest, verify
 from nemo_polar.settings import Settings
+from nemo_polar.whole import write_whole
 
 LATEST = "latest.json"
 _LOOK_SECONDS = 0.1

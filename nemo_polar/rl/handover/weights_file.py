@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError
 from nemo_polar.errors import ConfigError, DamagedWeights
 from nemo_polar.settings import Settings
 from nemo_polar.unique import unique_id
+from nemo_polar.whole import write_whole
 
 MANIFEST = "polar-weights.json"
 WEIGHTS = "model.safetensors"
@@ -157,20 +158,6 @@ def check_safetensors(file: Path) -> None:
         raise DamagedWeights(f"{file} is not a whole safetensors file: {exc!r}") from exc
     if size != expected:
         raise DamagedWeights(f"{file} has {size} bytes, and its header speaks of {expected}: it is not whole")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file so that a reader sees all of it, or the one before."""
-    draft = path.with_name(f"{path.name}.{unique_id(6)}.part")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _require_weights(folder: Path, names: Any) -> None:

@@ -20,13 +20,12 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.server_utils import ServerClient
-from pydantic import ConfigDict, PrivateAttr, ValidationError
+from pydantic import ConfigDict, PrivateAttr
 
-from nemo_polar.errors import ConfigError, PolarError, SandboxError, TaskFileError, VerifierError
+from nemo_polar.errors import PolarError, SandboxError, TaskFileError, VerifierError
+from nemo_polar.gym.settings import from_block
 from nemo_polar.gym.verifying import GymVerifySettings, check_verdict, verify_row
 
-GYM_KEYS = frozenset({"datasets", "domain", "description", "value", "verified", "allowed_agents"})
-"""What Gym itself may leave in a server's block beside the fields of its own config class."""
 KNOWS_MASKS = "mask_sample" in BaseVerifyResponse.model_fields
 """Gym 0.4.0 trains on whatever has a reward."""
 _Response: Any = getattr(gym, "BaseMultiRewardVerifyResponse", BaseVerifyResponse)
@@ -67,14 +66,7 @@ class PolarResourcesServer(SimpleResourcesServer):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        given = {key: value for key, value in (self.config.model_extra or {}).items() if key not in GYM_KEYS}
-        try:
-            self._settings = GymVerifySettings.model_validate(given)
-        except ValidationError as exc:
-            first = exc.errors(include_input=False)[0]
-            known = f"; there are {', '.join(GymVerifySettings.model_fields)}" if first["type"] == "extra_forbidden" else ""
-            field = ".".join(str(key) for key in first["loc"])
-            raise ConfigError(f"{self.config.name}: {field}: {first['msg'].lower()}{known}") from exc
+        self._settings = from_block(GymVerifySettings, self.config.name, self.config.model_extra or {})
         self._slots = asyncio.Semaphore(self._settings.concurrency)
 
     async def verify(self, body: PolarVerifyRequest) -> PolarVerifyResponse:

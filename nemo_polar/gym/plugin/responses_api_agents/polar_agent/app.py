@@ -26,15 +26,12 @@ from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
 from nemo_gym.global_config import get_first_server_config_dict
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import get_response_json, raise_for_status
-from pydantic import ConfigDict, PrivateAttr, ValidationError
+from pydantic import ConfigDict, PrivateAttr
 
 from nemo_polar.errors import CallError, ConfigError, PolarError, VerifierError
-from nemo_polar.gym.result import FAILURE_CLASS, OURS
+from nemo_polar.gym.result import FAILURE_CLASS, failure_row
 from nemo_polar.gym.service import GymService
-from nemo_polar.gym.settings import GymAgentSettings
-
-GYM_KEYS = frozenset({"datasets", "domain", "description", "value", "verified", "allowed_agents"})
-"""What Gym itself may leave in an agent's block beside the fields of its own config class."""
+from nemo_polar.gym.settings import GymAgentSettings, from_block
 
 
 class PolarAgentConfig(BaseResponsesAPIAgentConfig):
@@ -44,11 +41,6 @@ class PolarAgentConfig(BaseResponsesAPIAgentConfig):
 
     resources_server: ResourcesServerRef
     model_server: ModelServerRef
-
-    @property
-    def polar(self) -> dict[str, Any]:
-        """The fields meant for ``GymAgentSettings``."""
-        return {key: value for key, value in (self.model_extra or {}).items() if key not in GYM_KEYS}
 
 
 class PolarRunRequest(BaseRunRequest):
@@ -94,14 +86,8 @@ class PolarAgent(SimpleResponsesAPIAgent):
         Raises:
             ConfigError: a setting is wrong.
         """
-        given = {"name": self.config.name, **self._model_server(), **self.config.polar}
-        try:
-            settings = GymAgentSettings.model_validate(given)
-        except ValidationError as exc:
-            first = exc.errors(include_input=False)[0]
-            field = ".".join(str(key) for key in first["loc"])
-            known = f"; there are {', '.join(GymAgentSettings.model_fields)}" if first["type"] == "extra_forbidden" else ""
-            raise ConfigError(f"{self.config.name}: {field}: {first['msg'].lower()}{known}") from exc
+        name, block = self.config.name, self.config.model_extra or {}
+        settings = from_block(GymAgentSettings, name, block, name=name, **self._model_server())
         changed: dict[str, Any] = {"out": str(_from_where_gym_was_started(settings.out))}
         if settings.tokenizer is not None:
             changed["tokenizer"] = str(_from_where_gym_was_started(settings.tokenizer))
@@ -250,19 +236,6 @@ class PolarAgent(SimpleResponsesAPIAgent):
         finally:
             leaving.cancel()
             _cancel_once(working)
-
-
-def failure_row(row: Mapping[str, Any], kind: str, message: str, *, terminal: bool = False) -> dict[str, Any]:
-    """Gym's failure for a row whose rollout came to no result of its own; with no reward, and no response."""
-    return {
-        **{key: value for key, value in row.items() if key not in OURS},
-        "mask_sample": True,
-        "failure_kind": kind,
-        "failure_reason": message,
-        FAILURE_CLASS: kind,
-        "_ng_failure_terminal": terminal,
-        "_ng_failure_message": message,
-    }
 
 
 def _from_where_gym_was_started(path: str) -> Path:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) 2026 The nemo_polar authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis strategies: what ``made.drawn`` draws a rollout from, and the policies it is built under."""
+"""Hypothesis strategies: seeds and sizes of random trees of turns (``runs.draw_tree``), and policies to build traces under."""
 
 from __future__ import annotations
 
