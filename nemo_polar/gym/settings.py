@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
@@ -18,18 +19,18 @@ GYM_KEYS = frozenset({"datasets", "domain", "description", "value", "verified", 
 _S = TypeVar("_S", bound=Settings)
 
 
-def from_block(model: type[_S], server: str, block: Mapping[str, Any], **given: Any) -> _S:
+def from_block(kind: type[_S], server: str, block: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})) -> _S:
     """The settings in a server's block: ``block`` is what Gym's own config class has no field for, over what is ``given``.
 
     Raises:
         ConfigError: a key is unknown, or a value wrong; names the server and the field.
     """
     try:
-        return model.model_validate({**given, **{key: value for key, value in block.items() if key not in GYM_KEYS}})
+        return kind.model_validate({**given, **{key: value for key, value in block.items() if key not in GYM_KEYS}})
     except ValidationError as exc:
         first = exc.errors(include_input=False)[0]
         field = ".".join(str(key) for key in first["loc"])
-        known = f"; there are {', '.join(model.model_fields)}" if first["type"] == "extra_forbidden" else ""
+        known = f"; there are {', '.join(kind.model_fields)}" if first["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{server}: {field}: {first['msg'].lower()}{known}") from exc
 
 

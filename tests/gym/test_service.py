@@ -16,7 +16,7 @@ from nemo_polar.errors import BadRequest, ConfigError, EngineError, TaskFileErro
 from nemo_polar.gym.contiguity import check_contiguous
 from nemo_polar.gym.read import read_traces
 from nemo_polar.gym.service import GymService
-from nemo_polar.gym.settings import GymAgentSettings
+from nemo_polar.gym.settings import GymAgentSettings, from_block
 from nemo_polar.rollout.audited import audit_folder
 from nemo_polar.verifiers.base import Evidence, Verdict
 from tests.support.asking import ASK
@@ -57,6 +57,14 @@ async def serving(tmp_path: Path, command: str, overrides: Sequence[str] = ()) -
             yield service
         finally:
             await service.stop()
+
+
+def test_a_server_s_block_is_read_over_what_gym_says_and_a_misspelt_key_is_refused() -> None:
+    given = {"name": "polar_agent", "model": "policy"}
+    settings = from_block(GymAgentSettings, "polar_agent", {"domain": "coding", "harness": "codex", "name": "mine"}, given)
+    assert (settings.model, settings.harness, settings.name) == ("policy", "codex", "mine")
+    with pytest.raises(ConfigError, match=r"polar_agent: harnes: .*there are .*harness"):
+        from_block(GymAgentSettings, "polar_agent", {"harnes": "pi"}, given)
 
 
 async def test_a_row_comes_back_scored_with_its_tokens_and_the_run_audits(tmp_path: Path) -> None:

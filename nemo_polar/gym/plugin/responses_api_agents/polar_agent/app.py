@@ -87,7 +87,7 @@ class PolarAgent(SimpleResponsesAPIAgent):
             ConfigError: a setting is wrong.
         """
         name, block = self.config.name, self.config.model_extra or {}
-        settings = from_block(GymAgentSettings, name, block, name=name, **self._model_server())
+        settings = from_block(GymAgentSettings, name, block, {"name": name, **self._model_server()})
         changed: dict[str, Any] = {"out": str(_from_where_gym_was_started(settings.out))}
         if settings.tokenizer is not None:
             changed["tokenizer"] = str(_from_where_gym_was_started(settings.tokenizer))
