@@ -3,8 +3,8 @@
 """All weights of a vLLM server, through our worker extension (``engines/vllm_extension.py``, which ``LocalVllm`` loads).
 
 The folder must hold one ``model.safetensors`` and be readable by the server's workers under the same path. vLLM's own
-``reload_weights`` is not used: on CPU it answers 200 and serves a mixture (tests/rl/handover/test_real_engine.py shows that the
-proof catches it).
+``reload_weights`` is not relied on: on CPU it was once measured to answer 200 and serve a mixture, and in later runs (0.32.0,
+float32, paused) its weights passed the proof; what tells the two apart is not known.
 """
 
 from __future__ import annotations
